@@ -118,8 +118,8 @@ def run(options: argparse.Namespace) -> None:
     print_summary(console, title, rows, _tokens(read))
     if len(both) > 1 and page.distinctive is not None:
         _say(console, f"Beside {_tokens(both[1])}: {page.distinctive['sentence']}")
+    _say(console, f"The page has {human_bytes(page.size())}.")
     path = page.write(options.output)
-    _say(console, f"The page has {human_bytes(path.stat().st_size)}.")
     _say(console, f"The report: {printable(str(path.resolve()))}")
 
 

@@ -144,6 +144,10 @@ class Page:
             },
         )
 
+    def size(self) -> int:
+        """The bytes of the file."""
+        return sum(len(part.encode("utf-8", "replace")) for part in self.parts())
+
     def write(self, path: Any) -> Path:
         """Write the file. An existing file stays unchanged until all is written."""
         return write_parts(path, self.parts())

@@ -31,8 +31,7 @@ def case_of(call: Arguments, bias_name: str = "bias") -> Case:
     `bias_name`: the caller's name for the bias; another name than "bias" says that it was given as a mask.
     """
     memory = _memory(call)
-    call = Arguments(*(one.detach() if isinstance(one, Tensor) else one for one in call))
-    call = call._replace(dropout_p=0.0)  # dropout would draw a seed
+    call = Arguments(*map(_detached, call))._replace(dropout_p=0.0)  # dropout would draw a seed
     added = _floats(call, bias_name)
     refused = "mask" in added and only_zeros_and_ones(added["mask"])
     if refused:
@@ -75,6 +74,10 @@ def parameters_of(score: Any, problem: Problem) -> tuple[dict[str, Tensor], froz
     given = score.named_parameters() if isinstance(score, nn.Module) else ()
     found = {f"score.{name}": p.detach() for name, p in given if not is_lazy(p) and is_readable(p)}
     return found, frozenset(found if isinstance(problem.scores, Pairwise) else ())
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
 
 
 def _memory(call: Arguments) -> dict[str, tuple[int, ...]]:

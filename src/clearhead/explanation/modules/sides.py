@@ -50,20 +50,6 @@ def stages(module: MultiHeadAttention, name: str) -> list[str]:
     return [*(f"{stage}_{name}" for stage, there in done.items() if there), name]
 
 
-def side_steps(module: MultiHeadAttention, side: Side, before: Step) -> list[Step]:
-    """The steps from `before`, whose name is the first of the `stages`, to the last."""
-    names, steps = stages(module, side.name), [before]
-    for name, result in itertools.pairwise(names):
-        stage = name.split("_")[0]
-        if stage == "unnormed":
-            steps += _norm(module, side, steps[-1], result)
-        elif stage == "unturned":
-            steps += _turn(module, side, steps[-1], result)
-        else:
-            steps += _scale(module, side, steps[-1], result)
-    return steps[1:]
-
-
 def _chosen(whole: Tensor, side: Side) -> Tensor:
     """What is shown of vectors of all heads (B, H, L, E)."""
     batches = side.batches if whole.shape[0] > 1 else [0]
@@ -106,6 +92,17 @@ def _scale(module: MultiHeadAttention, side: Side, before: Step, result: str) ->
     why = "The scale of each head, over its temperature. A query times a number has scores times this number."
     of_heads = Step("scale", why, numbers, ("B", "H", "1", "1"))
     return [of_heads, made(result, "Each query times the scale of its head.", before * of_heads, before.axes)]
+
+
+STAGES = {"unnormed": _norm, "unturned": _turn, "unscaled": _scale}
+
+
+def side_steps(module: MultiHeadAttention, side: Side, before: Step) -> list[Step]:
+    """The steps from `before`, whose name is the first of the `stages`, to the last."""
+    steps = [before]
+    for name, result in itertools.pairwise(stages(module, side.name)):
+        steps += STAGES[name.removesuffix(f"_{side.name}")](module, side, steps[-1], result)
+    return steps[1:]
 
 
 def gate_steps(module: MultiHeadAttention, source: Step, output: Step, shown: Shown) -> list[Step]:

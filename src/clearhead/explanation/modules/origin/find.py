@@ -83,94 +83,95 @@ ROWS = 64  # numbers of a layer's result that are compared
 def find(name: str, given: Tensor, origin: Origin, places: Places, heads: tuple[int, int]) -> Chain | None:
     """The chain that gives the recorded `given` (B, H, L, E) in these sequences and heads; None where none does.
 
-    `heads`: the number of query heads, and of key heads. Each way in which models arrange their heads is computed for a
-    few positions, and compared. A factor is the last resort, since a norm of a single vector is a factor too.
+    `heads`: the number of query heads, and of key heads.
     """
-    length = given.shape[2]
-    places = places._replace(positions=_few(length, PROBES))
-    wanted = recorded(given, places)
-    scaled = None
-    sources = list(_sources(name, given, origin, places))
-    for each, source in sources:
-        for rows in layouts(name, each.out, *heads, given.shape[-1]):
-            plain = Chain(each, rows)
-            doubt = plain.doubt(source, places)
-            for chain in _chains(plain, name, source, places, origin, given, doubt):
-                found = chain.steps(name, source, places)[-1].value
-                if near(found, wanted, given.dtype, doubt):
-                    return _beside(chain, name, sources, places, wanted, given.dtype)
-                factor = float((found * wanted).sum() / found.square().sum().clamp_min(1e-30))
-                if scaled is None and factor > 0 and near(found * factor, wanted, given.dtype, doubt):
-                    scaled = chain._replace(factor=factor)
-    return None if scaled is None else _beside(scaled, name, sources, places, wanted, given.dtype)
+    return _Search(name, given, origin, places).run(heads)
 
 
-def _sources(name: str, given: Tensor, origin: Origin, places: Places) -> Iterator[tuple[Ran, Step]]:
-    """The linear layers that ran before the call, each with its input in these places."""
-    for each in origin.ran[: origin.before]:
-        x = batched(each.x, given)
-        if x is not None and each.kind is Linear and each.can_be_read():
-            yield each, input_step("x", x, name, places, accumulated(given.dtype))
+class _Search:
+    """The search for the layers that made a query, a key or a value, at a few positions of some sequences and heads.
 
+    Each way in which models arrange their heads is computed, and compared with the `wanted` numbers.
+    """
 
-def _beside(
-    chain: Chain, name: str, sources: list[tuple[Ran, Step]], places: Places, wanted: Tensor, dtype: torch.dtype
-) -> Chain:
-    """The same chain, with the names of other layers that would give these numbers in the same way."""
-    others = []
-    for each, source in sources:
-        if each.name != chain.ran.name and each.out == chain.ran.out:
-            other = chain._replace(ran=each)
-            if near(other.steps(name, source, places)[-1].value, wanted, dtype, other.doubt(source, places)):
-                others.append(each.name)
-    return chain._replace(others=tuple(dict.fromkeys(others)))
+    def __init__(self, name: str, given: Tensor, origin: Origin, places: Places) -> None:
+        self.name, self.given, self.turns = name, given, origin.turns
+        self.before = origin.ran[: origin.before]
+        self.places = places._replace(positions=_few(given.shape[2], PROBES))
+        self.wanted = recorded(given, self.places)
+        inputs = [(ran, batched(ran.x, given)) for ran in self.before if ran.kind is Linear]
+        self.sources = [
+            (ran, input_step("x", x, name, self.places, self.wanted.dtype))
+            for ran, x in inputs
+            if x is not None and ran.can_be_read()
+        ]
 
+    def run(self, heads: tuple[int, int]) -> Chain | None:
+        """The first chain that gives the wanted numbers. A factor is the last resort, since a norm of a single vector
+        is a factor too."""
+        scaled = None
+        for ran, source in self.sources:
+            for rows in layouts(self.name, ran.out, *heads, self.given.shape[-1]):
+                plain = Chain(ran, rows)
+                doubt = plain.doubt(source, self.places)
+                for chain in self._chains(plain, source, doubt):
+                    found = self._last(chain, source)
+                    if near(found, self.wanted, self.given.dtype, doubt):
+                        return self._with_others(chain)
+                    factor = float((found * self.wanted).sum() / found.square().sum().clamp_min(1e-30))
+                    if scaled is None and factor > 0 and near(found * factor, self.wanted, self.given.dtype, doubt):
+                        scaled = chain._replace(factor=factor)
+        return None if scaled is None else self._with_others(scaled)
 
-def _chains(
-    plain: Chain, name: str, source: Step, places: Places, origin: Origin, given: Tensor, doubt: Tensor
-) -> Iterator[Chain]:
-    """The chain with and without each norm that ran on these numbers, and each rotation, in both orders."""
-    batch, _, length, width = given.shape
-    ways = list(turns(origin.turns, batch, length, width) if name != "value" else ())
-    for chain in [plain, *(plain._replace(turn=turn) for turn in ways)]:
-        norms = _norms(chain, name, source, places, origin, given, doubt)
-        if chain.turn is None:
-            for norm in [None, *norms]:
-                for turn in [None, *ways]:
-                    yield plain._replace(norm=norm, turn=turn)
-        else:
-            for norm in norms:
+    def _last(self, chain: Chain, source: Step) -> Tensor:
+        return chain.steps(self.name, source, self.places)[-1].value
+
+    def _with_others(self, chain: Chain) -> Chain:
+        """The same chain, with the names of other layers that would give these numbers in the same way."""
+        others = []
+        for ran, source in self.sources:
+            if ran.name != chain.ran.name and ran.out == chain.ran.out:
+                other = chain._replace(ran=ran)
+                doubt = other.doubt(source, self.places)
+                if near(self._last(other, source), self.wanted, self.given.dtype, doubt):
+                    others.append(ran.name)
+        return chain._replace(others=tuple(dict.fromkeys(others)))
+
+    def _chains(self, plain: Chain, source: Step, doubt: Tensor) -> Iterator[Chain]:
+        """The chain with and without each norm that ran on these numbers, and each rotation, in both orders."""
+        batch, _, length, width = self.given.shape
+        ways = list(turns(self.turns, batch, length, width) if self.name != "value" else ())
+        for norm in [None, *self._norms(plain, source, doubt)]:
+            for turn in [None, *ways]:
+                yield plain._replace(norm=norm, turn=turn)
+        for turned in (plain._replace(turn=turn) for turn in ways):
+            for norm in self._norms(turned, source, doubt):
                 if not norm[2]:
-                    yield chain._replace(norm=norm, turned_first=True)
+                    yield turned._replace(norm=norm, turned_first=True)
 
+    def _norms(self, chain: Chain, source: Step, doubt: Tensor) -> list[tuple[str, Norm, bool]]:
+        """The norms whose input was the result of this chain."""
+        heads = self._last(chain, source)
+        norms: list[tuple[str, Norm, bool]] = []
+        for ran in self.before:
+            if ran.kind is Norm and ran.stands and self._takes(ran.x, heads, chain.rows.numel(), doubt):
+                together, norm = ran.x.shape[-1] != self.given.shape[-1], ran.layer
+                assert isinstance(norm, Norm)
+                norm = norm.to(source.value)
+                norms.append((ran.name, norm, together))
+                if norm.weight is not None:  # Gemma's factor is 1 more than what it learns
+                    norms.append((ran.name, norm._replace(weight=1.0 + norm.weight), together))
+        return norms
 
-def _norms(
-    plain: Chain, name: str, source: Step, places: Places, origin: Origin, given: Tensor, doubt: Tensor
-) -> list[tuple[str, Norm, bool]]:
-    """The norms whose input was the result of this chain."""
-    heads = plain.steps(name, source, places)[-1].value
-    norms: list[tuple[str, Norm, bool]] = []
-    for ran in origin.ran[: origin.before]:
-        if ran.kind is Norm and ran.stands and _of(ran, heads, places, given, plain.rows.numel(), doubt):
-            together, norm = ran.x.shape[-1] != given.shape[-1], ran.layer
-            assert isinstance(norm, Norm)
-            norm = norm.to(source.value)
-            norms += [(ran.name, norm, together)]
-            if norm.weight is not None:  # Gemma's factor is 1 more than what it learns
-                norms.append((ran.name, norm._replace(weight=1.0 + norm.weight), together))
-    return norms
-
-
-def _of(ran: Ran, heads: Tensor, places: Places, given: Tensor, size: int, doubt: Tensor) -> bool:
-    """Whether the input of a norm was these numbers (B, H, L, E), as heads or side by side."""
-    batch, count, length, width = given.shape
-    x = ran.x
-    own = x.numel() // max(batch * length * width, 1)  # heads: fewer, where each serves several
-    if not own or x.numel() != batch * length * own * width or count % own or x.shape[-1] not in (width, size):
-        return False
-    both = [x.reshape(batch, length, own, width).transpose(1, 2), x.reshape(batch, own, length, width)]
-    shapes = both if own == count else [shape.repeat_interleave(count // own, 1) for shape in both]
-    return any(near(recorded(shape, places), heads, given.dtype, doubt) for shape in shapes)
+    def _takes(self, x: Tensor, heads: Tensor, size: int, doubt: Tensor) -> bool:
+        """Whether a norm's input was these numbers (B, H, L, E), as heads or side by side."""
+        batch, count, length, width = self.given.shape
+        own = x.numel() // max(batch * length * width, 1)  # heads: fewer, where each serves several
+        if not own or x.numel() != batch * length * own * width or count % own or x.shape[-1] not in (width, size):
+            return False
+        both = [x.reshape(batch, length, own, width).transpose(1, 2), x.reshape(batch, own, length, width)]
+        shapes = both if own == count else [shape.repeat_interleave(count // own, 1) for shape in both]
+        return any(near(recorded(shape, self.places), heads, self.given.dtype, doubt) for shape in shapes)
 
 
 def batched(x: Tensor, given: Tensor) -> Tensor | None:
