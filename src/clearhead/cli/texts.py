@@ -104,6 +104,8 @@ def text_of(options: argparse.Namespace) -> str:
     with reading(f"the text {name}"):
         if options.file not in (None, "-"):
             return checked(Path(options.file).read_text(encoding="utf-8-sig"))
+        if sys.stdin is None:
+            raise OSError("it is closed")
         return checked(sys.stdin.buffer.read().decode("utf-8-sig"))
 
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from clearhead.report._blocks import Blocks, multiples, plain, planes, thumbnail_codes
 from clearhead.report.layer import Array, Layer, Measures, Pyramid, Slopes, Tiles, seen_keys
-from clearhead.scores.pair_functions import PHIS
 
 CHUNK = 8192  # tokens of an operand in a block
 AT_ONCE = 2**24  # up to so many products of features, the page computes log-sum-exps itself
@@ -108,6 +107,8 @@ def _packed(operand: Array, steps: Array | None) -> list[bytes]:
 
 def _rows(layer: Layer, number: int, blocks: Blocks) -> dict[str, int]:
     """The numbers of each query and key; nothing where the page computes them at once."""
+    from clearhead.scores.pair_functions import PHIS  # here, since a page is written without torch
+
     queries, keys = layer.shape
     if layer.alone and queries * keys * max(layer.query.shape[2], 1) * PHIS[layer.phi].page_cost <= AT_ONCE:
         return {}

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from clearhead.scores.pair_functions import Phi
+if TYPE_CHECKING:  # a page is written without torch
+    from clearhead.scores.pair_functions import Phi
 
 Array = NDArray[Any]
 SIDE = 128
