@@ -9,7 +9,7 @@ import clearhead as ch
 from clearhead._attention import Arguments
 from clearhead.explanation.diagnosis import case as cases
 from clearhead.explanation.diagnosis.case import sees_neighbours
-from clearhead.explanation.diagnosis.checks.not_transposed import _variance
+from clearhead.explanation.diagnosis.checks.axes import _variance
 from clearhead.explanation.diagnosis.reading import case_of
 from clearhead.problem.extent import extent
 from diagnosis.planted import (

@@ -191,11 +191,6 @@ def test_gradients_that_there_are_not(dtype, gradients, words):
         ch.explain(*arrays, gradients=gradients)
 
 
-def test_gradients_on_another_device():
-    with pytest.raises(ch.ClearheadError, match="gradients is on meta"):
-        ch.explain(QUERY, KEY, VALUE, gradients=torch.ones(3, 2, device="meta"))
-
-
 def test_a_late_mask_leaves_the_softmax_of_all_scores():
     causal = ch.explain(*(draw(4, 4, seed=seed) for seed in range(3)), mask=ch.Causal())
     hidden = ~torch.ones(4, 4, dtype=torch.bool).tril()

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 import clearhead as ch
 from clearhead.cli.report import summarise
 from clearhead.models.loading import bundled
-from clearhead.report.from_call import THUMBNAIL
+from clearhead.report.statistics import THUMBNAIL
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")

@@ -204,7 +204,7 @@ window.close = widget.render({{ model: window.model, el: document.body }});
 def alone(seen, browser: Windows, tmp_path: Path):
     """The widget with a model of its own, `model`, that answers unless the address says "#silent"."""
     page = seen.view().page
-    blocks = [base64.b64encode(page.block(number)).decode() for number in range(page.blocks)]
+    blocks = [base64.b64encode(page.blocks[number]).decode() for number in range(len(page.blocks))]
     given = json.dumps({"meta": json.dumps(page.meta()), "blocks": blocks}).replace("<", "\\u003c")
     text = base64.b64encode(widget_module().encode()).decode()
     (tmp_path / "alone.html").write_text(ALONE.format(given=given, module=text), encoding="utf-8")
@@ -260,7 +260,7 @@ def test_a_block_that_there_is_not(alone, seen):
     shown.send = lambda content, buffers: said.append((content, buffers))
     for asked in ({"block": 0}, {"block": -1}, {"block": 10**6}, {"block": "0"}, {"block": True}, {}):
         shown._handle_custom_msg(asked, [])
-    assert said[0] == ({"block": 0}, [shown._page.block(0)])
+    assert said[0] == ({"block": 0}, [shown._page.blocks[0]])
     assert all("error" in content and buffers == [b""] for content, buffers in said[1:]) and len(said) == 6
 
 

@@ -9,11 +9,15 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
-from typing import NoReturn, TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 import clearhead
 from clearhead.base.errors import ClearheadError
 from clearhead.base.text import printable
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+MODEL = "a folder with a model and its tokenizer, both saved with save_pretrained() (default: a small BERT)"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -81,34 +85,13 @@ def _lost(stream: TextIO, number: int) -> OSError | None:
 
 def parser() -> argparse.ArgumentParser:
     """The parser of all options. A command's code is imported when the command runs, so --help does not wait for it."""
-    whole = argparse.ArgumentParser(
-        prog="clearhead", description="Look into attention, and into the attention of a model."
-    )
+    does = "Look into attention, and into the attention of a model."
+    whole = argparse.ArgumentParser(prog="clearhead", description=does)
     whole.add_argument("--version", action=_Versions, nargs=0, help="show versions, kernels and engines, and exit")
     commands = whole.add_subparsers(dest="command", required=True)
-    _report(
-        commands.add_parser(
-            "report",
-            help="watch a model read a text, and write a page that shows its attention",
-            description="Watch a model read a text; print a summary, and write a self-contained HTML page.",
-        )
-    )
-    _explain(
-        commands.add_parser(
-            "explain",
-            help="show a computation of attention step by step: an example, or one query of a model that reads a text",
-            description="Show how attention comes to its output, step by step, with formulas, shapes and numbers; or, "
-            "with -o page.html, write a page in which the numbers can be changed, and all steps follow.",
-        )
-    )
-    _survey(
-        commands.add_parser(
-            "survey",
-            help="statistics of every head of a model over many texts",
-            description="Let a model read many texts; write a table of its heads, and perhaps a page. Under torchrun "
-            "each process takes its part; a survey that was stopped continues from its --state.",
-        )
-    )
+    _report(commands)
+    _explain(commands)
+    _survey(commands)
     return whole
 
 
@@ -120,106 +103,92 @@ class _Versions(argparse.Action):
         parser.exit()
 
 
-def _survey(survey: argparse.ArgumentParser) -> None:
-    survey.add_argument(
-        "--file", metavar="F", required=True, help="the texts: .jsonl, an object a line, or a text a line"
+def _report(commands: Commands) -> None:
+    command = commands.add_parser(
+        "report",
+        help="watch a model read a text, and write a page that shows its attention",
+        description="Watch a model read a text; print a summary, and write a self-contained HTML page.",
     )
-    survey.add_argument("--field", metavar="NAME", default="text", help="the text's name in .jsonl (default: text)")
-    _model(survey)
-    survey.add_argument("--state", metavar="DIR", help="a folder for the results so far; needed for several processes")
-    survey.add_argument(
-        "-o", "--output", metavar="FILE", default="survey.csv", help="the table, CSV (default: %(default)s)"
-    )
-    survey.add_argument("--page", metavar="FILE", help="also write a page that shows the heads (.html)")
-    survey.add_argument(
-        "--keep",
-        metavar="LIST",
-        help="measures, such as 'sink,first,word classes' (default: normalised entropy, first, sink, previous, "
-        "distance, word classes)",
-    )
-    survey.add_argument(
-        "--batch", metavar="N", type=int, default=4096, help="tokens of one pass of the model (default: %(default)s)"
-    )
-    survey.add_argument("--max-length", metavar="N", type=int, help="cut texts at N tokens (default: the model's most)")
-    survey.add_argument(
-        "--wait",
-        metavar="S",
-        type=float,
-        default=600.0,
-        help="how many seconds to wait for a file of another process (default: %(default)g)",
-    )
-
-
-def _report(report: argparse.ArgumentParser) -> None:
-    text = report.add_mutually_exclusive_group()
+    add = command.add_argument
+    text = command.add_mutually_exclusive_group()
     text.add_argument("text", nargs="?", metavar="TEXT", help="the text to read; - reads it from standard input")
     text.add_argument("--file", metavar="F", help="a file that holds the text")
-    _model(report)
-    report.add_argument(
+    add("--model", metavar="DIR", help=MODEL)
+    add(
         "--layers",
         metavar="LIST",
         help="which layers to keep in the page, by number, range, name or pattern, such as 0,5-7,-1, "
         "'decoder 1, cross' or 'decoder.*' (default: all)",
     )
-    report.add_argument("--heads", metavar="LIST", help="which heads to keep, such as 0-3,7,-1 (default: all)")
-    report.add_argument(
+    add("--heads", metavar="LIST", help="which heads to keep, such as 0-3,7,-1 (default: all)")
+    add(
         "--layer",
         metavar="L",
         help="open the page on this layer, by number or name, such as 'decoder 1, cross' (default: the first layer "
         "with --head; else the layer of the head that departs most from uniform attention)",
     )
-    report.add_argument(
-        "--head", metavar="H", type=int, help="open the page on this head (default: with --layer the first head)"
-    )
-    report.add_argument(
+    add("--head", metavar="H", type=int, help="open the page on this head (default: with --layer the first head)")
+    add(
         "--generate",
         metavar="N",
         type=int,
         help="let the model go on for at most N tokens, each its likeliest, and show the text with its answer",
     )
-    report.add_argument(
+    add(
         "--target",
         metavar="TEXT",
         help="the text for the decoder of an encoder-decoder (default: the text that the model generates)",
     )
-    report.add_argument("--beside", metavar="TEXT", help="another text, to compare each head on the two")
-    report.add_argument("-o", "--output", metavar="FILE", default="report.html", help="the page (default: %(default)s)")
+    add("--beside", metavar="TEXT", help="another text, to compare each head on the two")
+    add("-o", "--output", metavar="FILE", default="report.html", help="the page (default: %(default)s)")
 
 
-def _explain(explain: argparse.ArgumentParser) -> None:
-    explain.add_argument("example", nargs="?", metavar="NAME", help="a built-in example; without it they are listed")
-    explain.add_argument("--text", metavar="TEXT", help="let a model read this text, and explain one query of it")
-    explain.add_argument(
-        "--layer",
-        metavar="L",
-        default="0",
-        help="which layer, by number or name, such as 'decoder 1, cross' (default: 0)",
+def _explain(commands: Commands) -> None:
+    command = commands.add_parser(
+        "explain",
+        help="show a computation of attention step by step: an example, or one query of a model that reads a text",
+        description="Show how attention comes to its output, step by step, with formulas, shapes and numbers; or, "
+        "with -o page.html, write a page in which the numbers can be changed, and all steps follow.",
     )
-    explain.add_argument("--step", metavar="N", type=int, help="which step, where the layer made several calls")
-    explain.add_argument("--head", metavar="H", type=int, default=0, help="which head (default: 0)")
-    explain.add_argument(
-        "--from", dest="query", metavar="WORD", help="the word that looks: a token of the text, or its place"
-    )
-    explain.add_argument("--to", dest="key", metavar="WORD", help="the word that it looks at (default: any)")
-    explain.add_argument(
-        "--target", metavar="TEXT", help="the text for the decoder of an encoder-decoder, as for report"
-    )
-    explain.add_argument("--title", metavar="TEXT", help="the title of the explanation (default: what is computed)")
-    explain.add_argument(
-        "--digits", metavar="N", type=int, help="with how many digits numbers are written (default: 4)"
-    )
-    _model(explain)
-    explain.add_argument(
-        "-o",
-        "--output",
-        metavar="FILE",
-        help="write a page (.html), Markdown (.md), a program (.py) or a notebook (.ipynb) instead",
-    )
+    add = command.add_argument
+    add("example", nargs="?", metavar="NAME", help="a built-in example; without it they are listed")
+    add("--text", metavar="TEXT", help="let a model read this text, and explain one query of it")
+    layer = "which layer, by number or name, such as 'decoder 1, cross' (default: 0)"
+    add("--layer", metavar="L", default="0", help=layer)
+    add("--step", metavar="N", type=int, help="which step, where the layer made several calls")
+    add("--head", metavar="H", type=int, default=0, help="which head (default: 0)")
+    add("--from", dest="query", metavar="WORD", help="the word that looks: a token of the text, or its place")
+    add("--to", dest="key", metavar="WORD", help="the word that it looks at (default: any)")
+    add("--target", metavar="TEXT", help="the text for the decoder of an encoder-decoder, as for report")
+    add("--title", metavar="TEXT", help="the title of the explanation (default: what is computed)")
+    add("--digits", metavar="N", type=int, help="with how many digits numbers are written (default: 4)")
+    add("--model", metavar="DIR", help=MODEL)
+    output = "write a page (.html), Markdown (.md), a program (.py) or a notebook (.ipynb) instead"
+    add("-o", "--output", metavar="FILE", help=output)
 
 
-def _model(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--model",
-        metavar="DIR",
-        help="a folder with a model and its tokenizer, both saved with save_pretrained() (default: a small BERT)",
+def _survey(commands: Commands) -> None:
+    command = commands.add_parser(
+        "survey",
+        help="statistics of every head of a model over many texts",
+        description="Let a model read many texts; write a table of its heads, and perhaps a page. Under torchrun "
+        "each process takes its part; a survey that was stopped continues from its --state.",
     )
+    add = command.add_argument
+    add("--file", metavar="F", required=True, help="the texts: .jsonl, an object a line, or a text a line")
+    add("--field", metavar="NAME", default="text", help="the text's name in .jsonl (default: text)")
+    add("--model", metavar="DIR", help=MODEL)
+    add("--state", metavar="DIR", help="a folder for the results so far; needed for several processes")
+    add("-o", "--output", metavar="FILE", default="survey.csv", help="the table, CSV (default: %(default)s)")
+    add("--page", metavar="FILE", help="also write a page that shows the heads (.html)")
+    add(
+        "--keep",
+        metavar="LIST",
+        help="measures, such as 'sink,first,word classes' (default: normalised entropy, first, sink, previous, "
+        "distance, word classes)",
+    )
+    batch = "tokens of one pass of the model (default: %(default)s)"
+    add("--batch", metavar="N", type=int, default=4096, help=batch)
+    add("--max-length", metavar="N", type=int, help="cut texts at N tokens (default: the model's most)")
+    wait = "how many seconds to wait for a file of another process (default: %(default)g)"
+    add("--wait", metavar="S", type=float, default=600.0, help=wait)

@@ -44,13 +44,8 @@ def summarise(layer: Layer) -> LayerSummary:
     return LayerSummary((low, float(entropy[low])), (high, float(entropy[high])), sink, distance)
 
 
-class Row(NamedTuple):
-    """A layer: its label, its module's name, its figures, and the numbers of its heads, None where it has all."""
-
-    label: str
-    name: str
-    figures: LayerSummary
-    heads: list[int] | None
+# a layer: its label, its module's name, its figures, and the numbers of its heads, None where it has all
+Row = tuple[str, str, LayerSummary, list[int] | None]
 
 
 def print_summary(console: Any, title: str, rows: Sequence[Row], size: str) -> None:
@@ -155,7 +150,7 @@ def _layers(
             _say(console, f"Left out: {printable(layer.name)}: {layer.reason}")
         else:
             layer = layer if some is None else of_heads(layer, some)
-            rows.append(Row(layer.label, paged.calls[number].name, summarise(layer), some))
+            rows.append((layer.label, paged.calls[number].name, summarise(layer), some))
         yield layer
 
 
@@ -166,14 +161,7 @@ def _calls_of(calls: Sequence[AttentionCall], layers: str | None) -> list[int]:
     found: list[int] = []
     for item in map(str.strip, COMMA.split(layers)):
         numbers = _range("--layers", item)
-        try:
-            some = chosen_calls(calls, item if numbers is None else numbers, "--layers")
-        except ClearheadError as error:
-            raise ClearheadError(
-                f"{error} Expected are numbers and ranges, such as 0,2,5-7, or names and patterns, such as "
-                f"{calls[0].name!r}."
-            ) from None
-        found += some
+        found += chosen_calls(calls, item if numbers is None else numbers, "--layers")
     return list(dict.fromkeys(found))
 
 

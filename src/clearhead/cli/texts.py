@@ -28,14 +28,10 @@ def check_outputs(options: argparse.Namespace, outputs: Mapping[str, str | None]
 
     `outputs`: the outputs by the names of their options, None where one is not given. `text`: the file of the text.
     """
-    others: dict[Path, str] = {}
-    for name, given in outputs.items():
-        if given is None:
-            continue
-        path = check_writable(given)
-        others |= {} if others else _files_read(options, text)
+    others = _files_read(options, text)
+    for name, path in ((name, check_writable(given)) for name, given in outputs.items() if given is not None):
         if path in others:
-            raise ClearheadError(f"{name} is {given!r:.300}, which is the file of {others[path]}: pass another path.")
+            raise ClearheadError(f"{name} is {str(path)!r:.300}, the file of {others[path]}: pass another path.")
         if not path.exists() or path.is_file():  # several outputs may go to one pipe
             others[path] = name
 
@@ -152,8 +148,6 @@ def _read(
 ) -> Read:
     inputs = dict(tokenizer(text, return_tensors="pt", verbose=False))
     ids, body = inputs["input_ids"], model.base_model
-    if not ids.shape[1]:
-        raise ClearheadError("the tokenizer makes no token of the text.")
     source: list[str] = []
     encoder, said, answer, begins = "", "", None, None
     if target is not None and not model.config.is_encoder_decoder:
@@ -238,16 +232,16 @@ def decoder_words(
 
     The token that ends the text is left out, since no decoder reads it.
     """
-    config, options = model.config, model.generation_config if model.can_generate() else None
     body, answer = model.base_model, None
-    start = _first(options, config, "decoder_start_token_id")
-    start = _first(options, config, "bos_token_id") if start is None else start
-    if start is None:
-        raise ClearheadError(
-            f"the configuration of {type(model).__name__} names no decoder_start_token_id, with which the decoder's "
-            "text begins. Set it in config.json."
-        )
+
+    def setting(name: str) -> Any:
+        """A setting of the model's generation, or where it has none, of the model's configuration."""
+        found = getattr(model.generation_config, name, None) if model.can_generate() else None
+        return getattr(model.config, name, None) if found is None else found
+
     if target is not None:
+        start = setting("decoder_start_token_id")
+        start = setting("bos_token_id") if start is None else start
         words = tokenizer(text_target=target, return_tensors="pt", verbose=False)["input_ids"]
         ids = torch.cat([torch.tensor([[start]], device="cpu"), words.long()], 1)
     else:
@@ -257,15 +251,9 @@ def decoder_words(
             check_length(body, 1, "the decoder's start", "decoder", most)
         ids = generated(model, inputs, limit if most is None else most)
         answer = tokenizer.decode(ids[0, 1:], skip_special_tokens=True)
-    ends = _first(options, config, "eos_token_id")
+    ends = setting("eos_token_id")
     ends = [*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id]
     if ids.shape[1] > 1 and int(ids[0, -1]) in ends:
         ids = ids[:, :-1]
     check_length(body, ids.shape[1], "the target", "decoder")
     return ids, answer
-
-
-def _first(options: Any, config: Any, name: str) -> Any:
-    """A setting of the model's generation, or where it has none, of the model's configuration."""
-    found = getattr(options, name, None)
-    return getattr(config, name, None) if found is None else found

@@ -22,7 +22,7 @@ def render(document: Document) -> str:
 def _cells(document: Document) -> Iterator[dict[str, Any]]:
     lines_of = as_script.lines_of(document)
     yield _text(as_markup.opening(document))
-    yield _code(as_script.start(document))
+    yield _code(as_script.HEAD.format(digits=document.digits))
     for section in document.sections:
         yield _text(as_markup.heading(section))
         for entry in section.entries:

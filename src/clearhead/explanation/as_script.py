@@ -26,7 +26,7 @@ inf, nan = float("inf"), float("nan")
 def render(document: Document) -> str:
     """The program."""
     steps = lines_of(document)
-    lines = [f"# {printable(document.title)}", start(document)]
+    lines = [f"# {printable(document.title)}", HEAD.format(digits=document.digits)]
     for section in document.sections:
         lines.append(f"# {printable(section.title)}")
         for step in (entry.step for entry in section.entries):
@@ -34,11 +34,6 @@ def render(document: Document) -> str:
             lines += [f"# {printable(step.why)}", steps[step.name], shows]
         lines.append("")
     return "\n".join(lines)
-
-
-def start(document: Document) -> str:
-    """What the lines of the steps need."""
-    return HEAD.format(digits=document.digits)
 
 
 def lines_of(document: Document) -> dict[str, str]:

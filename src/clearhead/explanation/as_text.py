@@ -68,9 +68,9 @@ def _lines(table: Table) -> Iterator[str]:
     fit = (COLUMNS - 5 - label) // (cell + 1)
     columns = [cut(name, cell) for name in table.columns[:fit]]
     if cell > 1 and any(columns):
-        yield f"     {' ' * label}{''.join(' ' + right(name, cell) for name in columns)}"
+        yield f"     {' ' * label}{''.join(' ' * (1 + cell - width(name)) + name for name in columns)}"
     for name, row in zip(names, rows, strict=True):
-        yield f"     {left(name, label)}{''.join(' ' + x.rjust(cell) for x in row[:fit])}"
+        yield f"     {name}{' ' * (label - width(name))}{''.join(' ' + x.rjust(cell) for x in row[:fit])}"
     more = len(table.columns) - fit
     missing = ", ".join(filter(None, [table.missing, f"{more} more columns are not printed" if more > 0 else ""]))
     if missing:
@@ -92,16 +92,6 @@ def cut(word: str, most: int) -> str:
         return shown
     filled = _filled(shown) + " "
     return _plain(filled[: most - 1 - (filled[most - 1] == FILLER)]) + "…"
-
-
-def left(word: str, columns: int) -> str:
-    """The word, then spaces up to this many columns."""
-    return word + " " * (columns - width(word))
-
-
-def right(word: str, columns: int) -> str:
-    """The word after spaces, in this many columns."""
-    return " " * (columns - width(word)) + word
 
 
 def wrapped(text: str, indent: str) -> list[str]:

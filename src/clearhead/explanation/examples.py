@@ -12,7 +12,7 @@ from clearhead.base.shapes import Sizes
 from clearhead.base.steps import Step, made
 from clearhead.explanation.explain import explain
 from clearhead.explanation.explanation import Explanation, Part, shown_as
-from clearhead.explanation.of_problem import explain_softmax
+from clearhead.explanation.of_problem import ROW, explain_softmax
 from clearhead.explanation.shown import Shown
 from clearhead.masks.causal import Causal
 from clearhead.masks.lengths import Lengths
@@ -26,7 +26,6 @@ ABOUT = (
     "Attention is computed over two blocks of keys, each by itself, and the two outputs are merged. So no whole row of "
     "scores is needed."
 )
-ROW = ("B", "H", "Lq", "1")
 
 
 def explain_online_softmax(scores: Tensor, value: Tensor, first: int) -> Explanation:
@@ -135,9 +134,8 @@ def _cross() -> Explanation:
 
 def _multi_head() -> Explanation:
     """Multi-head self-attention: two heads of two, of four features."""
-    state = torch.random.get_rng_state()
-    module = MultiHeadAttention(4, 2).to("cpu", torch.float32)
-    torch.random.set_rng_state(state)
+    with torch.random.fork_rng(devices=[]):
+        module = MultiHeadAttention(4, 2).to("cpu", torch.float32)
     with torch.no_grad():
         for seed, parameter in enumerate(module.parameters()):
             parameter.copy_(_drawn(*parameter.shape, seed=10 + seed))

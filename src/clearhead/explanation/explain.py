@@ -9,19 +9,10 @@ from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from clearhead._attention import (
-    Arguments,
-    LengthsLike,
-    Rows,
-    ScoreLike,
-    attention,
-    listed_scores,
-    masked_softmax,
-    softmax_mask,
-)
-from clearhead.base.arrays import Array, ArrayT, Integers, check_float, is_numpy, to_tensor_float
+from clearhead._attention import Arguments, LengthsLike, Rows, listed_scores, masked_softmax, softmax_mask
+from clearhead.base.arrays import Array, ArrayT, check_float, to_tensor_float
 from clearhead.base.contexts import without_autocast
 from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.keyword_hints import raise_unknown_keywords
@@ -29,71 +20,56 @@ from clearhead.base.positions import check_align
 from clearhead.base.shapes import AlignLike
 from clearhead.base.tensor_kind import is_readable
 from clearhead.base.words import TokensLike
-from clearhead.biases.base import BiasLike
-from clearhead.explanation.explanation import Explanation, shown_as
+from clearhead.explanation.call_arguments import AttentionOptions, bind_attention
+from clearhead.explanation.explanation import Explanation, Part, shown_as
 from clearhead.explanation.gradients import leaves, with_gradients
 from clearhead.explanation.inputs import drawn
-from clearhead.explanation.modules.captured import bound, captured
-from clearhead.explanation.modules.multi_head import as_ours, explain_multi_head
+from clearhead.explanation.modules.captured import as_ours, bind_module, capture_call
+from clearhead.explanation.modules.multi_head import explain_multi_head
 from clearhead.explanation.modules.positions import Positional, explain_positions
-from clearhead.explanation.of_problem import explain_problem, explain_softmax
-from clearhead.explanation.shown import Asked
+from clearhead.explanation.of_problem import attention_parts, explain_softmax, input_steps, lead_axes
+from clearhead.explanation.shown import Asked, choose, settle
 from clearhead.inspection.matrix import Index
 from clearhead.masks.base import Mask, MaskLike
 from clearhead.nn._record import RecordingModule
 from clearhead.nn.multi_head_attention import MultiHeadAttention
-from clearhead.problem.layout import ARRANGED, arrange
-from clearhead.problem.lengths import apply_valid_lens
+from clearhead.nn.torch_multihead_attention import TorchMultiheadAttention
+from clearhead.problem.nested import is_nested
 from clearhead.scores.dot import Dot
 
 Gradients = bool | Array | None
 Words = TokensLike | None
 
 
-class Options(TypedDict, total=False):
-    """The options of `attention` that can be explained."""
+class Display(TypedDict, total=False):
+    """What is explained, and how it is shown."""
 
-    score: ScoreLike
-    scale: float | None
-    dropout_p: float
+    at: Index
+    tokens: Words
+    source_tokens: Words
+    gradients: Gradients
+    title: str | None
+    digits: int | None
+
+
+class ExplainedCall(AttentionOptions, Display, total=False):
+    """The options beside query, key and value."""
+
+
+class ExplainedSoftmax(Display, total=False):
+    """The options beside scores."""
+
     mask: MaskLike
-    valid_lens: Integers | None
-    bias: BiasLike
-    sinks: Array | None
+    valid_lens: LengthsLike
     align: AlignLike
-    layout: str
 
 
 @overload
-def explain(
-    query: ArrayT,
-    key: ArrayT,
-    value: ArrayT,
-    *,
-    at: Index = None,
-    tokens: Words = None,
-    source_tokens: Words = None,
-    gradients: Gradients = False,
-    title: str | None = None,
-    digits: int | None = None,
-    **options: Unpack[Options],
-) -> Explanation: ...
+def explain(query: ArrayT, key: ArrayT, value: ArrayT, **options: Unpack[ExplainedCall]) -> Explanation: ...
 
 
 @overload
-def explain(
-    query: Array | Rows,
-    *,
-    mask: MaskLike = None,
-    valid_lens: LengthsLike = None,
-    align: AlignLike = None,
-    at: Index = None,
-    tokens: Words = None,
-    source_tokens: Words = None,
-    gradients: Gradients = False,
-    title: str | None = None,
-    digits: int | None = None,
-) -> Explanation: ...
+def explain(query: Array | Rows, **options: Unpack[ExplainedSoftmax]) -> Explanation: ...
 
 
 @overload
@@ -169,51 +145,36 @@ def explain(
     numpy = isinstance(first, np.ndarray | list | tuple)
     if gradients is None or gradients is False:
         with torch.no_grad():
-            return shown_as(lambda: replace(_explained(inputs, options, asked), numpy=numpy), title, digits)
-    with torch.inference_mode(False), torch.enable_grad():
-        given = leaves([*inputs, *options.values()])
-        options = dict(zip(options, given[len(inputs) :], strict=True))
-
-        def followed() -> Explanation:
-            found = with_gradients(_explained(tuple(given[: len(inputs)]), options, asked), gradients)
-            return replace(found, numpy=numpy)
-
-        return shown_as(followed, title, digits)
+            found = shown_as(lambda: _explained(inputs, options, asked), title, digits)
+    else:
+        with torch.inference_mode(False), torch.enable_grad():
+            given = leaves([*inputs, *options.values()])
+            inputs, options = tuple(given[: len(inputs)]), dict(zip(options, given[len(inputs) :], strict=True))
+            found = shown_as(lambda: with_gradients(_explained(inputs, options, asked), gradients), title, digits)
+    return replace(found, numpy=numpy)
 
 
 def _explained(inputs: tuple[Any, ...], options: dict[str, Any], at: Asked) -> Explanation:
+    if any(map(is_nested, (*inputs, *options.values()))):
+        raise UnsupportedError(
+            "explain shows the steps of a batch, and its inputs are nested: pass one sequence of each, query[0][None]."
+        )
     if inputs and isinstance(inputs[0], nn.Module):
         return _of_module(inputs[0], inputs[1:], options, at)
     if inputs and inputs[0] is masked_softmax:
         return _of_softmax(inputs[1:], options, at)
     if len(inputs) == 1 and not options.keys() & {"query", "key", "value"}:
         return _of_own_scores(inputs[0], at, **options)
-    try:
-        given = signature(attention).bind(*inputs, **options).arguments
-        raise_unknown_keywords("explain", attention, given.pop("others", {}))
-    except TypeError as error:
-        raise ClearheadError(f"explain() takes attention()'s arguments, or a module and its inputs: {error}.") from None
-    if given.pop("engine", None) is not None:
-        raise ClearheadError("explain() runs the steps of the engine 'tiled' itself: leave engine= out.")
-    given["mask"], given["bias"] = apply_valid_lens(given.get("mask"), given.pop("valid_lens", None), given.get("bias"))
-    is_numpy(**{name: given[name] for name in ("query", "key", "value")})
-    layout = given.pop("layout", "BHLD")
-    if layout != "BHLD":  # the steps have the heads before the length
-        query, key, value, mask, bias, align = (given.get(name) for name in ARRANGED)
-        given |= zip(ARRANGED, arrange(query, key, value, mask, bias, align, layout), strict=False)
-    return _of_arguments(Arguments(**given), at)
+    call, _ = bind_attention("explain", inputs, options)
+    return _of_arguments(call, at)
 
 
 def _of_softmax(inputs: tuple[Any, ...], options: dict[str, Any], at: Asked) -> Explanation:
     """The steps of a call of `masked_softmax`."""
-    try:
-        given = signature(masked_softmax).bind(*inputs, **options).arguments
-        raise_unknown_keywords("masked_softmax", masked_softmax, given.pop("others", {}))
-    except TypeError as error:
-        raise ClearheadError(f"explain() takes masked_softmax()'s arguments after it: {error}.") from None
+    given = signature(masked_softmax).bind(*inputs, **options).arguments
+    raise_unknown_keywords("masked_softmax", masked_softmax, given.pop("others", {}))
     scores, dim = listed_scores(given["scores"]), given.get("dim", -1)
-    whole = isinstance(dim, int) and not isinstance(dim, bool)
-    if not whole or dim not in (-1, np.ndim(scores) - 1):
+    if dim not in (-1, np.ndim(scores) - 1):
         raise ClearheadError(f"dim is {dim!r:.40}: explain() shows keys as columns. Pass scores.movedim(dim, -1).")
     return _of_scores(scores, given.get("valid_lens"), None, given.get("align"), at)
 
@@ -239,10 +200,7 @@ def _of_scores(scores: Any, first: Any, second: Any, align: Any, at: Asked) -> E
     """The steps of the softmax of scores. `first`, `second`: each a mask or lengths, as `masked_softmax` takes them."""
     tensor = to_tensor_float(listed_scores(scores), "scores")
     check_float(tensor, "scores")
-    if not tensor.ndim:
-        raise ClearheadError("scores is one number; expected (..., Lq, Lk), or (Lk,) for one query.")
-    if not is_readable(tensor):
-        raise no_numbers()
+    _check_numbers(tensor)
     rows = tensor if tensor.ndim > 1 else tensor[None]
     masks = [softmax_mask(given, tensor, rows, -1) for given in (first, second) if given is not None]
     mask = masks[0] & masks[1] if len(masks) == 2 else masks[0] if masks else None
@@ -253,34 +211,37 @@ def _of_scores(scores: Any, first: Any, second: Any, align: Any, at: Asked) -> E
 def _of_arguments(call: Arguments, at: Asked) -> Explanation:
     """The steps of a call of `attention`."""
     problem = call.problem(by_tile=True)
-    if not is_readable(problem.query):
-        raise no_numbers()
+    _check_numbers(problem.query)
     shapes = {name: tuple(getattr(call, name).shape) for name in ("query", "key", "value")}
     score = problem.scores.score  # type: ignore[union-attr]
     plain = type(score) is Dot and str(score) == "Dot()"
     title = f"{'Scaled dot-product attention' if plain else f'Attention by {score}'}, step by step"
     with without_autocast(problem.sizes.device):
-        return explain_problem(problem, call.mask, at, drawn=drawn(shapes, problem.sizes), title=title)
+        shown = choose(at, problem.sizes)
+        inputs = input_steps(problem, shown)
+        parts, weights, keep = attention_parts(problem, call.mask, shown, inputs)
+        first = Part("Inputs", tuple(inputs), drawn(shapes, problem.sizes), lead_axes(shown))
+        return Explanation(title, (first, *parts), settle(shown, weights, keep))
 
 
-def no_numbers() -> UnsupportedError:
-    return UnsupportedError(
-        "explain() shows numbers, and the inputs have none here: they are meta or fake tensors, or the code is being "
-        "compiled or vectorized. Call it outside of torch.compile and torch.func.vmap."
-    )
+def _check_numbers(tensor: Tensor) -> None:
+    if not is_readable(tensor):
+        raise UnsupportedError(
+            "explain() shows numbers, and the inputs have none here: they are meta or fake tensors, or the code is "
+            "being compiled or vectorized. Call it outside of torch.compile and torch.func.vmap."
+        )
 
 
 def _of_module(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], at: Asked) -> Explanation:
-    if isinstance(module, Positional | RecordingModule | nn.MultiheadAttention):
-        bound("explain", module, inputs, keywords)
-    if isinstance(module, MultiHeadAttention | nn.MultiheadAttention):
-        ours = module if isinstance(module, MultiHeadAttention) else as_ours(module)
-        return explain_multi_head(ours, inputs, keywords, at)
+    if not isinstance(module, Positional | RecordingModule | nn.MultiheadAttention):
+        raise ClearheadError(
+            f"explain() takes query, key and value, or a module of clearhead.nn or an nn.MultiheadAttention, and not a "
+            f"{type(module).__name__}. For a model, explain one recorded call: ch.watch(model)."
+        )
+    given = bind_module("explain", module, inputs, keywords)
     if isinstance(module, Positional):
-        return explain_positions(module, inputs, keywords, at)
-    if isinstance(module, RecordingModule):
-        return _of_arguments(captured(module, inputs, keywords).call, at)
-    raise ClearheadError(
-        f"explain() takes query, key and value, or a module of clearhead.nn or an nn.MultiheadAttention, and not a "
-        f"{type(module).__name__}. For a model, explain one recorded call: ch.watch(model)."
-    )
+        return explain_positions(module, given.arguments, at)
+    module = as_ours(module)
+    if isinstance(module, MultiHeadAttention | TorchMultiheadAttention):
+        return explain_multi_head(module, given, at)
+    return _of_arguments(capture_call(module, given).call, at)

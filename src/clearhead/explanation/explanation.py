@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from clearhead.base.pictures import Axes
 
 T = TypeVar("T")
-MOST_DIGITS = 15  # a float64 has no more
 
 
 METHODS = {"save": "explanation.write(path)", "show": "explanation.frame()"}  # by frequent guesses
@@ -232,7 +231,7 @@ def shown_as(make: Callable[[], Explanation], title: Any, digits: Any) -> Explan
     """The settled explanation that `make` gives, under this title, or its own where it is None; `digits`: its field."""
     if title is not None and (not isinstance(title, str) or not title.strip()):
         raise ClearheadError(f"title is {brief(title)}; pass a text, such as title='The first head'.")
-    count = DIGITS.get() if digits is None else check_count(digits, 1, "digits", MOST_DIGITS)
+    count = DIGITS.get() if digits is None else check_count(digits, 1, "digits", 15)  # a float64 has no more
     with with_digits(count):
         found = settled(make())
     return replace(found, title=found.title if title is None else title, digits=count)

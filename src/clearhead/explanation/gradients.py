@@ -74,8 +74,6 @@ def _given(given: Any, last: Step, explanation: Explanation) -> Tensor:
             f"gradients has shape {tuple(tensor.shape)}; expected that of the step {last.name}, {tuple(shape)}, or "
             "True for ones."
         )
-    if tensor.device != last.value.device:
-        raise ClearheadError(f"gradients is on {tensor.device}, and the step {last.name} on {last.value.device}.")
     return tensor.to(last.value.dtype).reshape(last.value.shape)
 
 

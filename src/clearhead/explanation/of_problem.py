@@ -207,19 +207,7 @@ def _row_sums(matrix: Tensor) -> str:
     return f"The rows{which} sum to " + ", ".join([number(x) for x in sums[:4]] + ["…"] * (len(sums) > 4))
 
 
-def explain_problem(problem: Problem, mask: Any, at: Any, *, drawn: str, title: str) -> Explanation:
-    """The steps of a problem whose score computes tiles (`ByTile`), for the part that `at` names.
-
-    `mask`: the mask as the caller gave it. `drawn`: the text above the inputs.
-    """
-    shown = choose(at, problem.sizes)
-    inputs = input_steps(problem, shown)
-    parts, weights, keep = attention_parts(problem, mask, shown, inputs)
-    first = Part("Inputs", tuple(inputs), drawn, _lead(shown))
-    return Explanation(title, (first, *parts), settle(shown, weights, keep))
-
-
-def _lead(shown: Shown) -> tuple[str, ...]:
+def lead_axes(shown: Shown) -> tuple[str, ...]:
     """The leading axes that the scores have."""
     return tuple(axis for axis in ("B", "H") if axis not in shown.absent)
 
@@ -238,21 +226,32 @@ def attention_parts(
     bias = bias_part(problem, rows, shown, query.value.dtype)
     steps = scores_part(rows, query, key, bias)
     parts = [Part("Scores: how well each query fits each key", tuple(steps))]
-    last, mask, otherwise = steps[-1], None, []
-    if rows.visible is not None:
-        masked = mask_part(given, problem.sizes, shown, last)
-        parts.append(Part("Mask: who may see whom", tuple(masked)))
-        mask = masked[-2]
-        otherwise = masked_after(last, mask, value is not None) if rows.sinks is None else []
-        last = masked[-1]
-    softmax = softmax_part(rows, last)
-    if rows.sinks is None:
-        otherwise = wrong_axis(last, value is not None) + otherwise
-    parts.append(Part("Softmax: from scores to weights", (*softmax, *otherwise)))
+    more, weights, mask = _weights_parts(rows, given, problem.sizes, shown, steps[-1], value is not None)
+    parts += more
     if value is not None:
-        output = output_part(rows, softmax[-1], value, shown, mask)
+        output = output_part(rows, weights, value, shown, mask)
         parts.append(Part("Output: a weighted mixture of the values", tuple(output)))
-    return parts, softmax[-1].value, None if mask is None else mask.value
+    return parts, weights.value, None if mask is None else mask.value
+
+
+def _weights_parts(
+    rows: Problem, given: Any, sizes: Sizes, shown: Shown, scores: Step, values: bool
+) -> tuple[list[Part], Step, Step | None]:
+    """The parts from the finished scores to the weights, the step "weights", and the last step of the mask, if any.
+
+    `given`: the mask as the caller gave it. `values`: whether there are values.
+    """
+    parts, mask, otherwise = list[Part](), None, list[Step]()
+    if rows.visible is not None:
+        masked = mask_part(given, sizes, shown, scores)
+        parts.append(Part("Mask: who may see whom", tuple(masked)))
+        *_, mask, last = masked
+        otherwise = masked_after(scores, mask, values)
+        scores = last
+    softmax = softmax_part(rows, scores)
+    otherwise = wrong_axis(scores, values) + otherwise if rows.sinks is None else []
+    parts.append(Part("Softmax: from scores to weights", (*softmax, *otherwise)))
+    return parts, softmax[-1], mask
 
 
 def _rows(problem: Problem, shown: Shown) -> Problem:
@@ -339,11 +338,7 @@ def explain_softmax(scores: Tensor, mask: Mask | None, at: Any = None, align: An
     problem = cut(whole, shown.region)
     why = "One number for each query and key: the better they fit, the larger it is."
     given = Step("scores", why, problem.query.to(accumulated(scores.dtype)), SCORES)
-    parts, last, otherwise, keep = [Part("Scores", (given,), letters_of=_lead(shown))], given, [], None
-    if mask is not None:
-        masked = mask_part(mask, whole.sizes, shown, given)
-        parts.append(Part("Mask: who may see whom", tuple(masked)))
-        last, otherwise, keep = masked[-1], masked_after(given, masked[-2], False), masked[-2].value
-    steps = softmax_part(problem, last)
-    parts.append(Part("Softmax: from scores to weights", (*steps, *wrong_axis(last, False), *otherwise)))
-    return Explanation("Softmax over the keys, step by step", tuple(parts), settle(shown, steps[-1].value, keep))
+    parts, weights, keep = _weights_parts(problem, mask, whole.sizes, shown, given, False)
+    first = Part("Scores", (given,), letters_of=lead_axes(shown))
+    shown = settle(shown, weights.value, None if keep is None else keep.value)
+    return Explanation("Softmax over the keys, step by step", (first, *parts), shown)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,28 +65,21 @@ def page_data(document: Document) -> dict[str, Any]:
 
 
 def _step(entry: Entry, whole: bool) -> dict[str, Any]:
-    step, held = entry.step, _held(entry.step, entry.shown, whole)
+    step, (value, of) = entry.step, _held(entry.step, entry.shown, whole)
     return entry.facts | {
         "tree": step.tree,
         "copies": list(step.copies),
         "within": step.within,
         "kind": kind_of(step.value),
         "axes": list(step.axes),
-        "more": held.more,
-        "of": held.of,
-        **_stored(held.value),
+        "more": [a - b for a, b in zip(step.value.shape, value.shape, strict=True)],
+        "of": of,
+        **_stored(value),
     }
 
 
-class _Held(NamedTuple):
-    """The part of a step that the page holds."""
-
-    value: Tensor
-    more: list[int]  # along each axis, how many entries it does not hold
-    of: list[int] | None  # the pair of its only vector, as an index into the entries that the page holds
-
-
-def _held(step: Step, shown: Shown, whole: bool) -> _Held:
+def _held(step: Step, shown: Shown, whole: bool) -> tuple[Tensor, list[int] | None]:
+    """The part of a step that the page holds; and the pair of its only vector, as an index into these entries."""
     value = step.value.detach().cpu()
     if not whole:
         for n, (axis, size) in enumerate(zip(step.axes, value.shape, strict=True)):
@@ -99,8 +92,7 @@ def _held(step: Step, shown: Shown, whole: bool) -> _Held:
         b, h, i, j = at_pair(step, shown)[:4]
         of = [b, h, i, shown.keys.index(j) if step.value.shape[3] > 1 else 0]
         value = value[tuple(slice(n, n + 1) for n in of)]
-    more = [a - b for a, b in zip(step.value.shape, value.shape, strict=True)]
-    return _Held(value, more, of)
+    return value, of
 
 
 def _stored(value: Tensor) -> dict[str, Any]:

@@ -2,40 +2,25 @@
 
 from __future__ import annotations
 
-from inspect import signature
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
-from torch import Tensor, nn
+from torch import nn
 
-from clearhead._attention import Arguments, Plan, ScoreLike, attention, planned
-from clearhead.base.arrays import Array, ArrayT, Integers, is_numpy
-from clearhead.base.keyword_hints import raise_unknown_keywords
-from clearhead.base.shapes import AlignLike
-from clearhead.biases.base import BiasLike
+from clearhead._attention import Plan, planned
+from clearhead.base.arrays import ArrayT
 from clearhead.engines.base import Engine
-from clearhead.explanation.modules.reached import reached
-from clearhead.masks.base import MaskLike
-from clearhead.problem.layout import ARRANGED, arrange, is_arranged
-from clearhead.problem.lengths import apply_valid_lens
+from clearhead.explanation.call_arguments import AttentionOptions, bind_attention
+from clearhead.explanation.modules.captured import reach_call
+
+
+class PlannedCall(AttentionOptions, total=False):
+    """The options beside query, key and value."""
+
+    engine: str | Engine | None
 
 
 @overload
-def plan(
-    query: ArrayT,
-    key: ArrayT,
-    value: ArrayT,
-    *,
-    score: ScoreLike = None,
-    mask: MaskLike = None,
-    valid_lens: Integers | None = None,
-    bias: BiasLike = None,
-    scale: float | None = None,
-    sinks: Array | None = None,
-    align: AlignLike = None,
-    dropout_p: float = 0.0,
-    layout: str = "BHLD",
-    engine: str | Engine | None = None,
-) -> Plan: ...
+def plan(query: ArrayT, key: ArrayT, value: ArrayT, **options: Unpack[PlannedCall]) -> Plan: ...
 
 
 @overload
@@ -73,19 +58,6 @@ def plan(*inputs: Any, **options: Any) -> Plan:
     Raises the errors of `attention`, and a `ClearheadError` for another module.
     """
     if inputs and isinstance(inputs[0], nn.Module):
-        call = reached("plan", inputs[0], inputs[1:], options).call
+        call, *_ = reach_call("plan", inputs[0], inputs[1:], options)
         return planned(call, (call.query, call.key, call.value))
-    try:
-        given = signature(attention).bind(*inputs, **options).arguments
-    except TypeError as error:
-        raise TypeError(f"plan() takes the arguments of attention(), or a module and its inputs: {error}.") from None
-    raise_unknown_keywords("plan", attention, given.pop("others", {}))
-    query, key, value = sides = given["query"], given["key"], given["value"]
-    if not all(type(side) is Tensor for side in sides):
-        is_numpy(query=query, key=key, value=value)
-    given["mask"], given["bias"] = apply_valid_lens(given.get("mask"), given.pop("valid_lens", None), given.get("bias"))
-    layout = given.pop("layout", "BHLD")
-    if not is_arranged(query, key, layout):
-        mask, bias, align = given["mask"], given["bias"], given.get("align")
-        given |= zip(ARRANGED, arrange(query, key, value, mask, bias, align, layout), strict=False)
-    return planned(Arguments(**given), sides)
+    return planned(*bind_attention("plan", inputs, options))

@@ -121,7 +121,8 @@ def choose(at: Any, sizes: Sizes) -> Shown:
     if len(batches) * len(heads) > BLOCKS and len(batches) > 1:
         left_out.append(f"{len(batches)} sequences: the first is shown")
         batches = batches[:1]
-    most = ASKED if _names_heads(at, shape) or len(heads) < sizes.heads else BLOCKS
+    names_heads = isinstance(at, tuple) and len(shape) > 3 and len(at) > len(shape) - 3 and Ellipsis not in at
+    most = ASKED if names_heads or len(heads) < sizes.heads else BLOCKS
     if len(heads) > most:
         first = f"first {ASKED} are" if most == ASKED else "first is"
         left_out.append(f"{len(heads)} heads: the {first} shown")
@@ -135,11 +136,6 @@ def choose(at: Any, sizes: Sizes) -> Shown:
     keys = () if whole else keys
     words = asked.words(sizes.queries, sizes.keys, batches)
     return Shown(sizes, batches, heads, queries, keys, pair, absent, tuple(left_out), (), *words)
-
-
-def _names_heads(at: Any, shape: torch.Size) -> bool:
-    """Whether an index of weights of this shape has an entry for the heads."""
-    return isinstance(at, tuple) and len(shape) > 3 and len(at) > len(shape) - 3 and Ellipsis not in at
 
 
 def _named(at: Any, shape: torch.Size, sizes: Sizes) -> tuple[tuple[int, ...], ...]:

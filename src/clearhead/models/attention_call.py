@@ -297,7 +297,9 @@ class AttentionCall(Call):
         found = self.origin.writer
         assert found is not None
         check_unwritten(found.versions, f"{self.name}: the weights of {found.name}, which writes its heads,")
-        return found.layer
+        layer = found.layer
+        assert isinstance(layer, Linear)
+        return layer
 
     @property
     def gradients(self) -> WeightGradients:

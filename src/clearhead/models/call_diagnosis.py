@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clearhead.explanation.diagnosis.case import Case
 from clearhead.explanation.diagnosis.reading import parameters_of
-from clearhead.explanation.modules.origin.ran import Writer
+from clearhead.explanation.modules.origin.ran import Ran
 from clearhead.problem.fills import taken_apart
 from clearhead.problem.words import ALL_WORDS
 
@@ -38,7 +38,6 @@ def case_of(call: AttentionCall, label: str = "") -> Case:
         problem=apart,
         inputs=inputs,
         added=added,
-        as_mask=frozenset({"attn_mask"} & added.keys()),
         mask=call.mask,
         blind=blind,
         words=call.padding or ALL_WORDS,
@@ -61,7 +60,7 @@ def _learnt(call: AttentionCall, inputs: Mapping[str, Tensor]) -> dict[str, Any]
         for side in ("weight", "bias"):  # of a layer that is called, the layers inside are among these
             if (tensor := getattr(one.source, side, None)) is not None:
                 learnt[name := f"{one.name}.{side}".replace(",.", ": ")] = tensor
-                factors |= {name} if isinstance(one, Writer) else set()
+                factors |= set() if isinstance(one, Ran) else {name}
     before = 0 if call.origin is None else call.origin.before
     return {
         "parameters": learnt,

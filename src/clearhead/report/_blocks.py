@@ -8,13 +8,11 @@ import tempfile
 import weakref
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from clearhead.base.errors import ClearheadError
 from clearhead.report.layer import Array
 
 OCTAVES = 8  # a thumbnail reaches from uniform / 2^8 to uniform · 2^8
@@ -50,7 +48,6 @@ def map_codes(weights: Array, allowed: Array) -> Array:
 # Higher levels save hardly any room, since the arrays are mostly noise.
 LEVEL = 6
 PLACES = 8  # the largest number of arrays in a block
-PART = 3 << 18  # bytes that become base64 at once, a multiple of 3
 # The kinds of arrays, by their number: those of NumPy, whole multiples of steps, and 16 bits in two planes.
 KINDS = ("uint8", "int32", "float32", "float64", "multiples", "planes")
 
@@ -86,18 +83,6 @@ def _array(kind: str, values: bytes) -> bytes:
     return head + values + b"\0" * (-len(values) % 8)
 
 
-@contextmanager
-def _told() -> Iterator[None]:
-    """Raise a `ClearheadError` that names the folder of the temporary file where it cannot be written."""
-    try:
-        yield
-    except OSError as error:
-        raise ClearheadError(
-            f"cannot keep the page's data in the folder for temporary files: {error.strerror or error}. Set the "
-            "variable TMPDIR to a folder that has room."
-        ) from error
-
-
 class Blocks:
     """Collects blocks of arrays, and says where each array stands; equal blocks are kept once.
 
@@ -106,8 +91,7 @@ class Blocks:
     """
 
     def __init__(self) -> None:
-        with _told():
-            self._file = tempfile.TemporaryFile()  # noqa: SIM115
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115
         weakref.finalize(self, self._file.close)
         self._ends = [0]
         self._numbers: dict[bytes, int] = {}
@@ -120,9 +104,8 @@ class Blocks:
         content = hashlib.sha256(values).digest()
         number = self._numbers.setdefault(content, len(self))
         if number == len(self):
-            with _told():
-                self._file.write(zlib.compress(values, LEVEL))
-                self._file.flush()
+            self._file.write(zlib.compress(values, LEVEL))
+            self._file.flush()
             self._ends.append(self._file.tell())
             if early:
                 self._early.add(number)
@@ -146,9 +129,6 @@ class Blocks:
         for number in dict.fromkeys([*first, *range(len(self))]):
             if (number in self._early) is not early:
                 continue
-            start, stop = self._ends[number : number + 2]
             yield f'<script type="application/octet-stream" id="block-{number}">'
-            self._file.seek(start)
-            for at in range(start, stop, PART):
-                yield base64.b64encode(self._file.read(min(PART, stop - at))).decode("ascii")
+            yield base64.b64encode(self[number]).decode("ascii")
             yield "</script>\n"

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from clearhead.report._blocks import Blocks, multiples, plain, planes, thumbnail_codes
-from clearhead.report.layer import Array, Layer, Measures, PageBias, Pyramid, Slopes, Tiles, seen_keys
-from clearhead.scores.pair_functions import PHIS
+from clearhead.report.layer import Array, Layer, Measures, Pyramid, Slopes, Tiles, seen_keys
 
 CHUNK = 8192  # tokens of an operand in a block
 AT_ONCE = 2**24  # up to so many products of features, the page computes log-sum-exps itself
@@ -37,7 +36,14 @@ def described(layer: Layer, texts: tuple[int, int], steps: tuple[int, int], bloc
     if layer.weight is not None:
         put("weight", [blocks.one(plain(layer.weight, "float64"))])
     if layer.bias is not None:
-        _describe_bias(layer.bias, put, blocks)
+        bias = layer.bias
+        if bias.relative is not None:
+            put("relative", _each(bias.relative, "float32", blocks))
+        if bias.dense is not None:
+            rows, columns = bias.dense.shape[1:]
+            places = _each(bias.dense, "float32", blocks)
+            put("dense", [{"rows": rows, "columns": columns, "values": place} for place in places])
+        put("tiles", [_tiles(tiles, blocks) for tiles in bias.tiles])
     for name, norms in (("valueNorms", layer.value_norms), ("transformedNorms", layer.transformed_norms)):
         put(name, [] if norms is None else _each(norms, "float32", blocks))
     put("holes", [_tiles(tiles, blocks) for tiles in layer.holes])
@@ -101,6 +107,8 @@ def _packed(operand: Array, steps: Array | None) -> list[bytes]:
 
 def _rows(layer: Layer, number: int, blocks: Blocks) -> dict[str, int]:
     """The numbers of each query and key; nothing where the page computes them at once."""
+    from clearhead.scores.pair_functions import PHIS  # here, since a page is written without torch
+
     queries, keys = layer.shape
     if layer.alone and queries * keys * max(layer.query.shape[2], 1) * PHIS[layer.phi].page_cost <= AT_ONCE:
         return {}
@@ -114,16 +122,6 @@ def _rows(layer: Layer, number: int, blocks: Blocks) -> dict[str, int]:
     return dict(zip(found, blocks.add(*found.values()), strict=True))
 
 
-def _describe_bias(bias: PageBias, put: Any, blocks: Blocks) -> None:
-    if bias.relative is not None:
-        put("relative", _each(bias.relative, "float32", blocks))
-    if bias.dense is not None:
-        rows, columns = bias.dense.shape[1:]
-        places = _each(bias.dense, "float32", blocks)
-        put("dense", [{"rows": rows, "columns": columns, "values": place} for place in places])
-    put("tiles", [_tiles(tiles, blocks) for tiles in bias.tiles])
-
-
 def _tiles(tiles: Tiles | None, blocks: Blocks) -> dict[str, Any] | None:
     """The places of the tiles' numbers and of the tiles, as float32, or as bits from the highest bit of a byte on."""
     if tiles is None:
@@ -131,7 +129,7 @@ def _tiles(tiles: Tiles | None, blocks: Blocks) -> dict[str, Any] | None:
     values, places = tiles.tiles, plain(tiles.places, "int32")
     bits = values.dtype == np.bool_
     packed = plain(np.packbits(values.ravel()), "uint8") if bits else plain(values, "float32")
-    return {"side": tiles.side, "places": blocks.one(places), "values": blocks.one(packed)}
+    return {"side": values.shape[-1], "places": blocks.one(places), "values": blocks.one(packed)}
 
 
 def _slopes(slopes: Slopes, number: int, heads: int, blocks: Blocks) -> dict[str, Any]:

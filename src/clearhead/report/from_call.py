@@ -18,10 +18,8 @@ from clearhead.report._words import Shown, list_shown
 from clearhead.report.allowed import bias_of, holes_of, spans_of
 from clearhead.report.layer import ROWS, Array, Layer, LeftOut, Pyramid, masked_heads, of_head, seen_keys
 from clearhead.report.operands import ERROR, rounded, steps_of
-from clearhead.report.statistics import THUMBNAIL as THUMBNAIL
-from clearhead.report.statistics import array, cells_of, lazy, statistics
+from clearhead.report.statistics import THUMBNAIL, array, cells_of, lazy, statistics
 from clearhead.report.why import with_steps
-from clearhead.scores.base import Pairwise
 
 MEASURED = 2**22  # pairs of a call whose weights are compared with those of the page
 GIVEN = 1024  # the most queries, and keys, of scores that are written as they are
@@ -79,15 +77,17 @@ def _scores(problem: Problem, rows: Shown, columns: Shown, error: float) -> tupl
     if lowered is None:
         made = np.stack([array(lazy(problem).scores((0, h)).float()) for h in range(problem.sizes.heads)])
         none = [np.zeros((len(made), len(side.places), 0), dtype=np.float32) for side in (rows, columns)]
-        scores = columns.of(rows.of(made, 1), 2)
-        return problem, {"query": none[0], "key": none[1], "scale": 1.0, "softcap": None, "scores": scores}
+        given = columns.of(rows.of(made, 1), 2)
+        return problem, {"query": none[0], "key": none[1], "scale": 1.0, "softcap": None, "scores": given}
     folded = lowered.folded()
     query, key = folded.query[0].float(), folded.key[0].float()
     shown = folded._replace(query=folded.query[:, :, rows.places].float(), key=folded.key[:, :, columns.places].float())
     steps, measured = steps_of(shown, error), None
     if steps is not None:
         query, key = rounded(query, steps[0]), rounded(key, steps[1])
-        of_page = problem._replace(scores=_of_page(folded, query, key))
+        weight = None if folded.weight is None else folded.weight.float()
+        scores = folded._replace(query=query.unsqueeze(0), key=key.unsqueeze(0), weight=weight)
+        of_page = problem._replace(scores=scores)
         measured = _largest_error(problem, of_page, rows)
         problem = of_page
     return problem, {
@@ -100,11 +100,6 @@ def _scores(problem: Problem, rows: Shown, columns: Shown, error: float) -> tupl
         "operand_steps": None if steps is None else (array(steps[0]), array(steps[1])),
         "error": measured,
     }
-
-
-def _of_page(scores: Pairwise, query: Tensor, key: Tensor) -> Pairwise:
-    weight = None if scores.weight is None else scores.weight.float()
-    return scores._replace(query=query.unsqueeze(0), key=key.unsqueeze(0), weight=weight)
 
 
 def _offset(problem: Problem) -> int | None:

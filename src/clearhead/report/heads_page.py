@@ -39,23 +39,6 @@ def heads_page(
 
     `examples`: the rows of `Survey.examples`.
     """
-    inside, script = style("survey"), program("survey")
-    parts = {
-        "head": head(title, "This page draws the heads of a model", (style("outside"), inside), script),
-        "report": filled(source(__package__, "survey_panes.html"), {"style": inside, "heads": heads_pane()}),
-        "meta": embedded(_meta(title, said, statistics, rows, examples)),
-        "program": script,
-    }
-    return filled(source(__package__, "survey.html"), parts)
-
-
-def _meta(
-    title: str,
-    said: str,
-    statistics: Sequence[Statistic],
-    rows: Sequence[Mapping[str, Any]],
-    examples: Sequence[Mapping[str, Any]],
-) -> dict[str, Any]:
     layers: dict[int | str, dict[str, Any]] = {}
     words: dict[str, int] = {}
     names = [one.about.name for one in statistics]
@@ -71,7 +54,15 @@ def _meta(
         own = {"number": row["head"], "measures": [_figure(one, row) for one in statistics]}
         layer["heads"].append(own | {"examples": of.get((row["module"], row["head"]), {})})
     about = [one.about._asdict() | {"share": one.share} for one in statistics]
-    return {"title": title, "said": said, "measures": about, "layers": list(layers.values()), "words": list(words)}
+    meta = {"title": title, "said": said, "measures": about, "layers": list(layers.values()), "words": list(words)}
+    inside, script = style("survey"), program("survey")
+    parts = {
+        "head": head(title, "This page draws the heads of a model", (style("outside"), inside), script),
+        "report": filled(source(__package__, "survey_panes.html"), {"style": inside, "heads": heads_pane()}),
+        "meta": embedded(meta),
+        "program": script,
+    }
+    return filled(source(__package__, "survey.html"), parts)
 
 
 def _runs(example: Mapping[str, Any], words: dict[str, int]) -> list[list[int]]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from clearhead.scores.pair_functions import Phi
+if TYPE_CHECKING:  # a page is written without torch
+    from clearhead.scores.pair_functions import Phi
 
 Array = NDArray[Any]
 SIDE = 128
@@ -26,13 +27,9 @@ class Tiles(NamedTuple):
     places: Array
     tiles: Array
 
-    @property
-    def side(self) -> int:
-        return int(self.tiles.shape[-1])
-
     def rows(self, first: int, last: int, keys: int) -> Array:
         """The rows of the matrix from `first` up to `last`, (last − first, keys)."""
-        side = self.side
+        side = self.tiles.shape[-1]
         bands = self.places[first // side : -(-last // side)]
         found = np.where((bands < 0)[..., None, None], np.zeros_like(self.tiles[:1]), self.tiles[bands])
         matrix = found.swapaxes(1, 2).reshape(len(bands) * side, -1)
@@ -288,24 +285,6 @@ def _tiles_of(every: tuple[Tiles | None, ...], head: int) -> Tiles | None:
     return every[head if len(every) > 1 else 0] if every else None
 
 
-# the arrays of a layer that have a row for each head, or one for all
-BY_HEAD = [
-    "query",
-    "scores",
-    "start",
-    "stop",
-    "logsumexp",
-    "entropy",
-    "received",
-    "distance",
-    "thumbnail",
-    "sinks",
-    "value_norms",
-    "transformed_norms",
-    "seen",
-]
-
-
 def of_heads(layer: Layer, heads: Sequence[int]) -> Layer:
     """The layer with these of its heads alone: they keep their numbers, and the name says which they are."""
     chosen = list(heads)
@@ -317,6 +296,8 @@ def of_heads(layer: Layer, heads: Sequence[int]) -> Layer:
     def each(parts: tuple[Any, ...]) -> tuple[Any, ...]:
         return parts if not parts or len(parts) == 1 != layer.heads else tuple(parts[head] for head in chosen)
 
+    # every other array has a row for each head, or one for all
+    others = {n: a for n, a in vars(layer).items() if isinstance(a, np.ndarray) and n not in ("key", "weight")}
     keys, steps, bias, pyramid = [layer.key_head(h) for h in chosen], layer.operand_steps, layer.bias, layer.pyramid
     numbers = layer.numbers or tuple(range(layer.heads))
     slopes = layer.slopes
@@ -327,7 +308,7 @@ def of_heads(layer: Layer, heads: Sequence[int]) -> Layer:
     return replace(
         layer,
         name=f"{layer.name} (head{'s' * (len(chosen) > 1)} {', '.join(map(str, chosen))})",
-        **{name: some(getattr(layer, name)) for name in BY_HEAD},
+        **{name: some(array) for name, array in others.items()},
         key=layer.key[keys],
         slopes=slopes,
         bias=None if bias is None else PageBias(some(bias.relative), some(bias.dense), each(bias.tiles)),

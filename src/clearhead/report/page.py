@@ -66,8 +66,6 @@ NO_PLACES = ("number", "sink", "rows", "columns", "perRow", "perColumn", "side",
 
 Positions = tuple[Sequence[int], Sequence[int]]
 
-STRICT = '"use strict";'  # the scripts that stand first in a program
-
 
 class Page:
     """A page that is made a layer at a time. Added layers are kept compressed in a temporary file."""
@@ -81,7 +79,7 @@ class Page:
         self._image: dict[str, int] | None = None
         self._originals: dict[int, Mapping[int, str]] = {}
         self._aligned: dict[tuple[int, int], Positions] = {}
-        self._blocks, self._texts, self._steps = Blocks(), _Once(), _Once()
+        self.blocks, self._texts, self._steps = Blocks(), _Once(), _Once()
         self._layers: list[dict[str, Any]] = []
         self._measures: list[Sequence[Measures]] = []
         self._left_out: list[LeftOut] = []
@@ -93,7 +91,7 @@ class Page:
             return
         texts = [self._texts.add([str(token) for token in side]) for side in (layer.query_tokens, layer.key_tokens)]
         steps = [self._steps.add(list(each)) for each in (layer.steps, layer.blind_steps)]
-        meta = described(layer, (texts[0], texts[1]), (steps[0], steps[1]), self._blocks)
+        meta = described(layer, (texts[0], texts[1]), (steps[0], steps[1]), self.blocks)
         own = layer.label or f"L{len(self._layers)}"
         taken = {other["label"] for other in self._layers}
         labels = (own, *(f"{own}#{number}" for number in range(2, len(taken) + 2)))
@@ -108,7 +106,7 @@ class Page:
     def show(self, pixels: Array, rows: int, columns: int, extra: int) -> None:
         """Add a picture, uint8 (height, width, 3), whose patches are the tokens after the first `extra` ones."""
         sizes = {"height": pixels.shape[0], "width": pixels.shape[1], "rows": rows, "columns": columns, "extra": extra}
-        self._image = sizes | {"place": self._blocks.one(plain(pixels, "uint8"))}
+        self._image = sizes | {"place": self.blocks.one(plain(pixels, "uint8"))}
 
     def align(self, tokens: Sequence[str], other_tokens: Sequence[str], positions: Positions) -> None:
         """Add the positions of two texts that correspond."""
@@ -139,10 +137,10 @@ class Page:
             {
                 "head": head(self.title, does, styles, load, script, worker=True),
                 "meta": embedded(self.meta()),
-                "thumbnails": self._blocks.html(early=True, first=()),
+                "thumbnails": self.blocks.html(early=True, first=()),
                 "program": base64.b64encode(zlib.compress(script.encode(), 9)).decode("ascii"),
                 "load": load,
-                "data": self._blocks.html(early=False, first=self._opening()),
+                "data": self.blocks.html(early=False, first=self._opening()),
             },
         )
 
@@ -161,15 +159,6 @@ class Page:
         parts = layer["shared"] | layer["heads"][place["head"]]
         operands = {name: parts.pop(name) for name in ("query", "key", "slopes") if name in parts}
         return list(dict.fromkeys([*_blocks_in(parts), *_blocks_in(operands)]))
-
-    @property
-    def blocks(self) -> int:
-        """The number of blocks."""
-        return len(self._blocks)
-
-    def block(self, number: int) -> bytes:
-        """Block `number`, deflated."""
-        return self._blocks[number]
 
     def meta(self) -> dict[str, Any]:
         """The metadata that the module's text describes."""
@@ -202,7 +191,7 @@ class Page:
 def program_with_markup(name: str) -> str:
     """A program that shows a report, after the content of a report's element, `MARKUP`."""
     text = filled(source(__package__, "report.html"), {"style": style("report"), "heads": heads_pane()})
-    return "\n".join([STRICT, f"const MARKUP = {json.dumps(text)};", program(name)])
+    return "\n".join(['"use strict";', f"const MARKUP = {json.dumps(text)};", program(name)])
 
 
 def heads_pane() -> str:
@@ -245,8 +234,8 @@ class _Once:
 def widget_module() -> str:
     """An ES module as `anywidget` takes it. Its `render` shows the model's `meta`, and asks the model for blocks.
 
-    A request is `{"block": number}`. The answer is the same message with the bytes of `Page.block`, or with
-    `{"error": text}` added. The model's `address` holds the choices on the page, as a link to it does; both sides
+    A request is `{"block": number}`. The answer is the same message with the bytes of that block of `Page.blocks`, or
+    with `{"error": text}` added. The model's `address` holds the choices on the page, as a link to it does; both sides
     change it. `height` is the height of the box in pixels.
     """
     return program_with_markup("widget")

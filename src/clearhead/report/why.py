@@ -7,15 +7,36 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from clearhead.base.steps import Step, made
 from clearhead.explanation.of_problem import attention_parts, input_steps
 from clearhead.explanation.shown import choose
 from clearhead.masks.dense import DenseMask
 from clearhead.problem.problem import make_problem
 from clearhead.report.layer import Layer
-from clearhead.report.score_of_terms import ScoreOfTerms
-from clearhead.scores.base import ByTile
+from clearhead.scores.base import ByTile, Score
 from clearhead.scores.dot import Dot
+from clearhead.scores.pair_functions import PHIS, Phi
+
+
+class ScoreOfTerms(Score):
+    """A score as a page holds it: the sum over features of φ(query feature, key feature), each times a weight."""
+
+    def __init__(self, phi: Phi, weighted: bool) -> None:
+        super().__init__()
+        self.phi, self.weighted = PHIS[phi], weighted
+
+    def tile(self, query: Tensor, key: Tensor) -> Tensor:
+        return query.new_zeros(*query.shape[:-1], key.shape[-2])  # the page has the numbers
+
+    def steps(self, query: Step, key: Step) -> list[Step]:
+        rows, columns = query.unsqueeze(-2), key.unsqueeze(-3)
+        term = self.phi.value(self.phi.combine(rows, columns))
+        weight = Step("weight", "The factor of each feature.", query.value[0, 0, 0], ("E",))
+        summed = (weight * term if self.weighted else term).sum(-1)
+        scores = made("scores", "", summed, value=self.tile(query.value, key.value))
+        return [weight, scores] if self.weighted else [scores]
 
 
 def with_steps(layer: Layer) -> Layer:
@@ -26,39 +47,28 @@ def with_steps(layer: Layer) -> Layer:
     """
     if layer.scores is not None:
         return layer
-    masked = bool((layer.start > 0).any() or (layer.stop < layer.key.shape[1]).any() or _holes(layer))
+    numbers = [] if layer.bias is None else layer.bias.numbers
+    holes = bool(layer.holes) or any(np.isneginf(array).any() for array in numbers)
+    biased = any((np.isfinite(array) & (array != 0)).any() for array in numbers)
+    masked = holes or bool((layer.start > 0).any() or (layer.stop < layer.key.shape[1]).any())
     blind = bool(np.isneginf(layer.logsumexp).any() or (layer.stop <= layer.start).any())
-    return replace(layer, steps=_steps(layer, masked, False), blind_steps=_steps(layer, True, True) if blind else ())
+    blind_steps = _steps(layer, True, True, biased) if blind else ()
+    return replace(layer, steps=_steps(layer, masked, False, biased), blind_steps=blind_steps)
 
 
-def _steps(layer: Layer, masked: bool, blind: bool) -> tuple[dict[str, Any], ...]:
+def _steps(layer: Layer, masked: bool, blind: bool, biased: bool) -> tuple[dict[str, Any], ...]:
     """The steps of an explanation of two keys with the parts of the layer. No step depends on the number of keys."""
     keep = torch.tensor([[not blind, not masked]], device="cpu")
     mask = DenseMask(keep) if masked else None
     key = torch.zeros(1, 1, 2, layer.query.shape[-1], dtype=torch.float32, device="cpu")
     query = key[:, :, :1]
     score = Dot() if layer.phi == "mul" and layer.weight is None else ScoreOfTerms(layer.phi, layer.weight is not None)
-    problem = make_problem(
-        query,
-        key,
-        key,
-        score=score,
-        mask=mask,
-        bias=torch.zeros_like(keep, dtype=torch.float32) if _has_bias(layer) else None,
-        sinks=None if layer.sinks is None else query[0, :, 0, 0],
-    )
+    bias = torch.zeros_like(keep, dtype=torch.float32) if biased else None
+    sinks = None if layer.sinks is None else query[0, :, 0, 0]
+    problem = make_problem(query, key, key, score=score, mask=mask, bias=bias, sinks=sinks)
     problem = problem._replace(scores=ByTile(score, query, key, layer.scale, layer.softcap), value=None)
     shown = choose(None, problem.sizes)
     given = input_steps(problem, shown)
     parts, _, _ = attention_parts(problem, mask, shown, given)
     steps = given + [step for part in parts for step in part.steps if not step.aside]
     return tuple({"name": step.name, "formula": step.formula, "tree": step.tree} for step in steps)
-
-
-def _has_bias(layer: Layer) -> bool:
-    """Whether the bias has numbers other than 0 and −∞, which hides a pair."""
-    return layer.bias is not None and any((np.isfinite(a) & (a != 0)).any() for a in layer.bias.numbers)
-
-
-def _holes(layer: Layer) -> bool:
-    return bool(layer.holes) or (layer.bias is not None and any(np.isneginf(a).any() for a in layer.bias.numbers))

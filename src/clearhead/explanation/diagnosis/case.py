@@ -28,6 +28,7 @@ from clearhead.problem.unseen import group, seen
 from clearhead.problem.words import ALL_WORDS, Words
 
 WIDE = 64  # queries at once where a band around the diagonal is looked at
+Findings = Iterator[Finding]
 
 
 def sees_neighbours(problem: Problem, offset: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -37,23 +38,16 @@ def sees_neighbours(problem: Problem, offset: int) -> tuple[Tensor, Tensor, Tens
     """
     spans, (_, _, queries, keys) = problem.spans, problem.sizes.shape
     assert spans is not None
-    found: list[list[Tensor]] = [[], [], []]
+    found = []
     for row in range(0, queries, WIDE):
         last = min(row + WIDE, queries)
-        first = min(max(row + offset - 1, 0), keys)
-        columns = slice(first, max(first, min(last + offset + 1, keys)))
-        keep = spans.keep(EVERY, EVERY, slice(row, last), columns, keys)
-        keep = keep.expand(-1, -1, last - row, -1)
-        place = torch.arange(row, last, device=keep.device) + offset - first
-        for number, part in enumerate(found):
-            at = place + number - 1
-            there = (at >= 0) & (at < keep.shape[-1])
-            if not keep.shape[-1]:
-                part.append(there.expand(keep.shape[:-1]))
-                continue
-            index = at.clamp(0, keep.shape[-1] - 1)[:, None].expand(*keep.shape[:2], -1, 1)
-            part.append(keep.gather(-1, index).squeeze(-1) & there)
-    before, own, after = (torch.cat(each, -1) for each in found)
+        low, size = row + offset - 1, last - row + 2  # the first place, and the number of places
+        columns = slice(*(min(max(edge, 0), keys) for edge in (low, low + size)))
+        keep = spans.keep(EVERY, EVERY, slice(row, last), columns, keys).expand(-1, -1, last - row, -1)
+        left = min(max(-low, 0), size)
+        keep = torch.nn.functional.pad(keep, (left, size - left - keep.shape[-1]))
+        found.append(torch.stack([keep.diagonal(n, -2, -1) for n in range(3)]))
+    before, own, after = torch.cat(found, -1)
     return before, own, after
 
 
@@ -86,14 +80,14 @@ class Case:
     `problem`: its normal form, detached, without a value. `inputs`: query, key, and the value where it is known, as
     given, (B, H, L, E). `memory`: the shape of the tensor that an input is a view of, where both have the same order in
     memory. `length_first`: the inputs (L, B, E) of a module that takes the length first. `added`: float tensors that
-    were added to the scores, by the caller's names; `as_mask`: the names of those that were given as a mask. `mask`:
-    the mask that `problem.visible` came from. `blind`, bool (B or 1, H or 1, Lq or 1): queries that have a finite fill
-    at every key, which has no effect on their weights. `words`: the positions that are not padding, where they are
-    known. `output`: the output, where it was kept; `factor` (B, H, Lq): the number by which an edit multiplied each row
-    of its weights after the softmax. `unaligned`: whether a mask or bias needs positions and no alignment was given.
-    `parameters`: those of the score, or of the module that was called, by name; `factors`: the names of those that
-    multiply or are multiplied, in which −∞ is never right; `given_finite`: whether all that the call or this module was
-    given is finite. `where`: the place of the call, for its findings.
+    were added to the scores, by the caller's names. `mask`: the mask that `problem.visible` came from. `blind`, bool
+    (B or 1, H or 1, Lq or 1): queries that have a finite fill at every key, which has no effect on their weights.
+    `words`: the positions that are not padding, where they are known. `output`: the output, where it was kept; `factor`
+    (B, H, Lq): the number by which an edit multiplied each row of its weights after the softmax. `unaligned`: whether a
+    mask or bias needs positions and no alignment was given. `parameters`: those of the score, or of the module that was
+    called, by name; `factors`: the names of those that multiply or are multiplied, in which −∞ is never right;
+    `given_finite`: whether all that the call or this module was given is finite. `where`: the place of the call, for
+    its findings.
     """
 
     problem: Problem
@@ -101,7 +95,6 @@ class Case:
     memory: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     length_first: Mapping[str, Tensor] = field(default_factory=dict)
     added: Mapping[str, Tensor] = field(default_factory=dict)
-    as_mask: frozenset[str] = frozenset()
     mask: Mask | None = None
     blind: Tensor | None = None
     words: Words = ALL_WORDS
@@ -119,8 +112,9 @@ class Case:
         return self.problem.sizes.shape
 
     @property
-    def empty(self) -> bool:
-        return 0 in self.shape
+    def as_mask(self) -> list[str]:
+        """The names of what was added to the scores and was given as a mask."""
+        return [name for name in self.added if name in ("mask", "attn_mask")]
 
     @cached_property
     def broken(self) -> dict[str, Tensor]:
@@ -197,18 +191,22 @@ class Case:
         visible = (self.extent if step == 1 else extent(part)).allowed.expand(shape)
         return OfQueries(range(queries)[some], entropy, best, weights, keys, sink, visible, counted)
 
+    @property
+    def few_queries(self) -> slice:
+        """At most `ROWS` evenly spaced queries, with at most `NUMBERS` scores in a sequence."""
+        _, heads, queries, keys = self.shape
+        rows = max(1, min(ROWS, NUMBERS // max(1, heads * keys * width(self.problem))))
+        return slice(0, queries, math.ceil(queries / rows))
+
     @cached_property
     def spread(self) -> Tensor:
         """The standard deviation of the scores of a query over the keys it may see, before any bias, (B, H, n).
 
-        For at most `ROWS` evenly spaced queries. NaN for a query that sees fewer than four keys, is padding, or is not
+        For `few_queries`. NaN for a query that sees fewer than four keys, is padding, or is not
         finite.
         """
-        batch, heads, queries, keys = self.shape
-        rows = max(1, min(ROWS, NUMBERS // max(1, heads * keys * width(self.problem))))
-        some = slice(0, queries, math.ceil(queries / rows))
-        found = []
-        for sequence in range(batch):
+        some, found = self.few_queries, []
+        for sequence in range(self.shape[0]):
             part = guard(cut(self.problem, Region(batch=slice(sequence, sequence + 1), queries=some)))
             raw, finished = tiles.raw_scores(part).double(), tiles.scores(part)
             hidden = finished == -torch.inf
@@ -220,21 +218,11 @@ class Case:
             found.append(deviation.masked_fill(~usable, torch.nan))
         return torch.cat(found)
 
-    @cached_property
-    def typical_spread(self) -> float:
-        """The median of `spread` over all heads and queries without NaN; NaN where all are NaN."""
-        return float(self.spread.nanmedian())
-
 
 def first_place(which: Tensor) -> dict[str, int]:
     """The first True of a (B, H, L) tensor, in words for `Finding.where`."""
-    place = int(which.flatten().to(torch.uint8).argmax())
-    sequence, rest = divmod(place, which.shape[1] * which.shape[2])
-    head, position = divmod(rest, which.shape[2])
-    found = {"sequence": sequence, "head": head, "query": position}
-    return {
-        name: at for (name, at), size in zip(found.items(), which.shape, strict=True) if size > 1 or name == "query"
-    }
+    places = zip(("sequence", "head", "query"), which.nonzero()[0].tolist(), which.shape, strict=True)
+    return {name: place for name, place, size in places if size > 1 or name == "query"}
 
 
 def by_head(values: Tensor, counted: Tensor) -> Tensor:
@@ -263,8 +251,8 @@ class Check(ABC):
     looks_for: ClassVar[str]
 
     @abstractmethod
-    def find(self, case: Case) -> Iterator[Finding]:
+    def find(self, case: Case) -> Findings:
         """The findings in this call."""
 
-    def finding(self, case: Case, severity: Severity, evidence: str, remedy: str, **where: Any) -> Finding:
-        return Finding(self.name, severity, evidence, remedy, {**case.where, **where})
+    def finding(self, severity: Severity, evidence: str, remedy: str, **where: Any) -> Finding:
+        return Finding(self.name, severity, evidence, remedy, where)

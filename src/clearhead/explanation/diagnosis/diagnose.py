@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, Protocol, overload, runtime_checkable
+from typing import Any, Protocol, Unpack, overload, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from clearhead._attention import Arguments, ScoreLike
-from clearhead.base.arrays import Array, ArrayT, Integers
+from clearhead._attention import Arguments
+from clearhead.base.arrays import ArrayT
 from clearhead.base.errors import ClearheadError
-from clearhead.base.shapes import AlignLike
 from clearhead.base.tensor_kind import is_readable
-from clearhead.biases.base import BiasLike
+from clearhead.explanation.call_arguments import ProblemOptions
 from clearhead.explanation.diagnosis.case import Case
 from clearhead.explanation.diagnosis.checks import CHECKS
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis
 from clearhead.explanation.diagnosis.reading import case_of
-from clearhead.explanation.modules.reached import reached
-from clearhead.masks.base import MaskLike
+from clearhead.explanation.modules.captured import reach_call
 from clearhead.problem.lengths import apply_valid_lens
 from clearhead.problem.padded import pad_arguments
 
@@ -37,19 +35,7 @@ class Diagnosable(Protocol):
 
 
 @overload
-def diagnose(
-    query: ArrayT,
-    key: ArrayT,
-    value: ArrayT,
-    *,
-    score: ScoreLike = None,
-    mask: MaskLike = None,
-    valid_lens: Integers | None = None,
-    bias: BiasLike = None,
-    scale: float | None = None,
-    sinks: Array | None = None,
-    align: AlignLike = None,
-) -> Diagnosis: ...
+def diagnose(query: ArrayT, key: ArrayT, value: ArrayT, **options: Unpack[ProblemOptions]) -> Diagnosis: ...
 
 
 @overload
@@ -127,19 +113,13 @@ def diagnose(
         positional = positional[:-1]
     if isinstance(query, nn.Module):
         return diagnosis_of([_of_module(query, positional, given)])
-    if isinstance(query, Diagnosable) and not isinstance(query, type):
-        if positional or given:
-            raise ClearheadError(f"diagnose of a {type(query).__name__} takes nothing else: it has its own inputs.")
+    if isinstance(query, Diagnosable) and not isinstance(query, type) and not positional and not given:
         return query.diagnose()
-    if keywords or inputs:
+    if keywords or inputs or key is None or value is None:
+        got = ", ".join([*(type(one).__name__ for one in (query, *positional)), *(f"{name}=" for name in given)])
         raise ClearheadError(
-            f"diagnose takes query, key, value and these options of attention: {', '.join(every)}; got "
-            f"{', '.join(keywords) or f'{len(inputs)} more inputs'}."
-        )
-    if key is None or value is None:
-        raise ClearheadError(
-            f"diagnose was given a {type(query).__name__} alone, or without a value. Pass query, key and value; a "
-            "module and its inputs; or an AttentionCall, a Recording or a Monitor."
+            f"diagnose takes query, key and value, and by name {', '.join(every)}; a module and its inputs; or an "
+            f"AttentionCall, a Recording or a Monitor alone. Got {got}."
         )
     options["mask"], options["bias"] = apply_valid_lens(mask, valid_lens, bias)
     return diagnosis_of([case_of(Arguments(query, key, value, **options))])
@@ -148,13 +128,19 @@ def diagnose(
 @torch.no_grad()
 def diagnosis_of(cases: Iterable[Case]) -> Diagnosis:
     """The findings of every check in every case."""
-    findings = (finding for case in cases if not case.empty for check in CHECKS for finding in check.find(case))
+    findings = (
+        replace(finding, where={**case.where, **finding.where})
+        for case in cases
+        if 0 not in case.shape
+        for check in CHECKS
+        for finding in check.find(case)
+    )
     return Diagnosis(findings, [check.looks_for for check in CHECKS])
 
 
 def _of_module(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Case:
     """The call of attention that a module would make."""
-    found, ours, given = reached("diagnose", module, inputs, keywords)
+    found, ours, given = reach_call("diagnose", module, inputs, keywords)
     length_first = isinstance(ours, nn.MultiheadAttention) and not ours.batch_first
     sides = {side: t for side in ("query", "key", "value") if isinstance(t := given.get(side), Tensor)}
     case = case_of(pad_arguments(found), "attn_mask" if isinstance(module, nn.MultiheadAttention) else "bias")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple, overload
 
 from clearhead.base.text import escaped, printable
@@ -47,8 +47,7 @@ class Finding:
 
     def to_dict(self) -> dict[str, object]:
         """The finding as plain values, which JSON can hold."""
-        same = {"name": self.name, "severity": self.severity, "evidence": self.evidence, "remedy": self.remedy}
-        return same | {"where": dict(self.where)}
+        return asdict(self)
 
 
 def _value(value: Any) -> str:
@@ -80,23 +79,18 @@ class _Group(NamedTuple):
 
 
 def text(findings: Sequence[Finding], looked_for: Sequence[str]) -> str:
-    if not findings:
-        return _wrapped(_nothing(looked_for))
-    lines = [_counts(findings)]
+    lines = [_wrapped(_headline(findings, looked_for))]
     for group in _groups(findings):
         place = printable(group.places[0])
         lines.append(_wrapped(group.title + (f" ({place})" if place else ""), "", "  "))
         lines.append(_wrapped(printable(group.first.evidence), "  "))
-        if group.also:
-            lines.append(_wrapped(printable(group.also), "  "))
+        lines += [_wrapped(printable(group.also), "  ")] if group.also else []
         lines.append(_wrapped(printable(group.first.remedy), "  → ", "    "))
     return "\n".join(lines)
 
 
 def html(findings: Sequence[Finding], looked_for: Sequence[str]) -> str:
-    if not findings:
-        return f"<p>{escaped(_nothing(looked_for))}</p>"
-    parts = [f"<p>{escaped(_counts(findings))}</p>"]
+    parts = [f"<p>{escaped(_headline(findings, looked_for))}</p>"]
     for group in _groups(findings):
         first, place = group.first, group.places[0]
         parts.append(
@@ -108,9 +102,7 @@ def html(findings: Sequence[Finding], looked_for: Sequence[str]) -> str:
 
 
 def markdown(findings: Sequence[Finding], looked_for: Sequence[str]) -> str:
-    if not findings:
-        return _literal(_nothing(looked_for)) + "\n"
-    parts = [_literal(_counts(findings))]
+    parts = [_literal(_headline(findings, looked_for))]
     for group in _groups(findings):
         place = f" ({_literal(group.places[0])})" if group.places[0] else ""
         parts.append(f"### {_literal(group.title)}{place}")
@@ -127,13 +119,11 @@ def _groups(findings: Sequence[Finding]) -> list[_Group]:
     return list(found.values())
 
 
-def _counts(findings: Sequence[Finding]) -> str:
+def _headline(findings: Sequence[Finding], looked_for: Sequence[str]) -> str:
+    if not findings:
+        return f"Nothing found. Looked for: {'; '.join(looked_for)}."
     counts = [(sum(f.severity == severity for f in findings), severity) for severity in SEVERITIES]
     return ", ".join(f"{n} {severity}{'s' if n > 1 else ''}" for n, severity in counts if n) + "."
-
-
-def _nothing(looked_for: Sequence[str]) -> str:
-    return f"Nothing found. Looked for: {'; '.join(looked_for)}."
 
 
 def _wrapped(words: str, first: str = "", rest: str | None = None) -> str:

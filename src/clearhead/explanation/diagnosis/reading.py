@@ -23,8 +23,6 @@ from clearhead.problem.fills import taken_apart
 from clearhead.problem.problem import Problem, only_zeros_and_ones
 from clearhead.scores.base import Pairwise
 
-LIKELY = {"keys": "lower_right", "queries": "upper_left"}  # by the longer side: the alignment that is likely meant
-
 
 @torch.no_grad()
 def case_of(call: Arguments, bias_name: str = "bias") -> Case:
@@ -35,13 +33,12 @@ def case_of(call: Arguments, bias_name: str = "bias") -> Case:
     memory = _memory(call)
     call = Arguments(*map(_detached, call))._replace(dropout_p=0.0)  # dropout would draw a seed
     added = _floats(call, bias_name)
-    as_mask = frozenset(name for name in added if name != "bias")
     refused = "mask" in added and only_zeros_and_ones(added["mask"])
     if refused:
         call = call._replace(mask=None)
-    unaligned = _unaligned(call)
-    if unaligned:
-        call = call._replace(align=LIKELY[unaligned])
+    likely = _likely_alignment(call)
+    if likely:
+        call = call._replace(align=likely)
     problem = call.problem()
     if refused:
         fit(added["mask"], problem.sizes, "mask")
@@ -62,10 +59,9 @@ def case_of(call: Arguments, bias_name: str = "bias") -> Case:
         inputs=inputs,
         memory=memory,
         added=added,
-        as_mask=as_mask,
         mask=call.mask if isinstance(call.mask, Mask) else None,
         blind=blind,
-        unaligned=bool(unaligned),
+        unaligned=bool(likely),
         parameters=learnt,
         factors=factors,
         given_finite=all(bool(tensor.isfinite().all()) for tensor in inputs.values()),
@@ -108,8 +104,8 @@ def _floats(call: Arguments, bias_name: str) -> dict[str, Tensor]:
     return found
 
 
-def _unaligned(call: Arguments) -> str:
-    """The longer side, "keys" or "queries", where positions are needed and no alignment is given; else empty."""
+def _likely_alignment(call: Arguments) -> str:
+    """The alignment that is likely meant, where positions are needed and none is given; else empty."""
     positional = [part.positional for part in (call.mask, call.bias) if isinstance(part, Mask | Bias)]
     inside = isinstance(call.mask, Mask) and call.mask._document_edges is not None
     if any(getattr(array, "is_nested", False) for array in (call.query, call.key)):
@@ -118,7 +114,7 @@ def _unaligned(call: Arguments) -> str:
     if call.align is not None or not any(positional) or inside or min(map(len, shapes)) < 2:
         return ""
     queries, keys = (shape[-2] for shape in shapes)
-    return "keys" if queries < keys else "queries" if queries > keys else ""
+    return "lower_right" if queries < keys else "upper_left" if queries > keys else ""
 
 
 def _inputs(call: Arguments, problem: Problem) -> dict[str, Tensor]:

@@ -1,11 +1,12 @@
-"""The attention call that a module of `clearhead.nn` makes, without a trace on the module."""
+"""The attention call that a module of `clearhead.nn`, or PyTorch's, makes, without a trace on the module."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from inspect import BoundArguments, signature
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -15,16 +16,17 @@ from clearhead._attention import Arguments, Attended
 from clearhead.base.contexts import without_autocast
 from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.keyword_hints import raise_unknown_keywords
+from clearhead.base.torch_private import has_hooks
 from clearhead.engines.choose import choose
 from clearhead.engines.operation import run
 from clearhead.nn._record import RecordingModule
 from clearhead.nn.key_value_cache import KeyValueCache
 from clearhead.nn.prepared_keys import PreparedKeys
-from clearhead.problem.nested import is_nested
+from clearhead.nn.torch_multihead_attention import TorchMultiheadAttention
 from clearhead.problem.problem import Problem
 
 
-def bound(who: str, module: nn.Module, inputs: tuple[Any, ...], keywords: Mapping[str, Any]) -> BoundArguments:
+def bind_module(who: str, module: nn.Module, inputs: tuple[Any, ...], keywords: Mapping[str, Any]) -> BoundArguments:
     """The arguments of a module's call, by their names. Raises an error for those that it does not take.
 
     `who`: the function that was given the module.
@@ -43,16 +45,83 @@ def bound(who: str, module: nn.Module, inputs: tuple[Any, ...], keywords: Mappin
         ) from None
 
 
+def check_forward(module: nn.Module, *known: type[nn.Module], hooks: bool = True) -> None:
+    """Raise where a module's forward() is not that of one of these classes; `hooks`: whether it may have hooks."""
+    own = "forward" in vars(module) or type(module).forward not in [kind.forward for kind in known]
+    if own or (not hooks and has_hooks(module)):
+        raise UnsupportedError(
+            "explain() shows multi-head attention from its layers' weights, and this "
+            f"{type(module).__name__} computes something else: it has a forward() or hooks of its own. Explain one "
+            "recorded call instead: ch.watch(module)."
+        )
+
+
+def as_ours(module: RecordingModule | nn.MultiheadAttention) -> RecordingModule:
+    """A module of torch's as one with a record: it has torch's meanings, and a copy of the weights."""
+    if isinstance(module, RecordingModule):
+        return module
+    check_forward(module, nn.MultiheadAttention)
+    return TorchMultiheadAttention.from_torch(module)
+
+
 class Captured(NamedTuple):
-    """One call: its arguments, its problem with a score by tiles, the heads' outputs, and the module's output."""
+    """One call: its arguments, its problem with a score by tiles, and the heads' outputs."""
 
     call: Arguments
     problem: Problem
-    heads: Any
-    output: Any
+    heads: Tensor
 
 
-def twin_of(module: RecordingModule, attend: Callable[..., Any]) -> RecordingModule:
+def capture_call(module: RecordingModule, given: BoundArguments) -> Captured:
+    """Run a copy of the module that shares its parameters, and keep the arguments of its call of `attention`."""
+    found: list[Captured] = []
+
+    def keep(query: Any, key: Any, value: Any, *, fresh: bool = False, cross: bool = False, **options: Any) -> Attended:
+        call = Arguments(query, key, value, **options)
+        problem = call.problem(by_tile=True)
+        with without_autocast(problem.sizes.device):
+            output = problem.sizes.restore(run(problem, choose(problem, None), None))
+        found.append(Captured(call, problem, output))
+        return Attended(output if isinstance(query, Tensor) else output.detach().numpy(), problem)
+
+    twin = _make_twin(module, keep)
+    _call(twin.forward, module, twin, given)
+    return found[0]
+
+
+class _Stopped(Exception):
+    """Raised in place of a module's attention."""
+
+
+def reach_call(
+    who: str, module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]
+) -> tuple[Arguments, RecordingModule, dict[str, Any]]:
+    """Run a copy of the module, which shares its parameters, no further than to its attention.
+
+    `who`: the function that was given the module, for errors. Returns the call of attention, the module as one of
+    clearhead's, and the arguments of its call by their names.
+    """
+    if not isinstance(module, RecordingModule | nn.MultiheadAttention):
+        raise ClearheadError(
+            f"{who} knows the attention modules of clearhead.nn and torch.nn.MultiheadAttention; got a "
+            f"{type(module).__name__}. For a model, record its calls: with ch.watch(model, values=True) as seen: "
+            "model(...); then seen.diagnose(), or ch.plan(call.query, call.key, call.value, mask=call.mask) of a call."
+        )
+    given = bind_module(who, module, inputs, keywords)
+    module = as_ours(module)
+    found: list[Arguments] = []
+
+    def stop(query: Any, key: Any, value: Any, *, fresh: bool = False, cross: bool = False, **options: Any) -> NoReturn:
+        found.append(Arguments(query, key, value, **options))
+        raise _Stopped
+
+    twin = _make_twin(module, stop)
+    with suppress(_Stopped), torch.no_grad():
+        _call(twin, module, twin, given)
+    return found[0], module, given.arguments
+
+
+def _make_twin(module: RecordingModule, attend: Callable[..., Any]) -> RecordingModule:
     """A copy of the module, over the same parameters, that calls `attend` in place of `_attend`.
 
     The module's record stays as it is. Parameters that a first call makes are made in the copy alone.
@@ -62,36 +131,16 @@ def twin_of(module: RecordingModule, attend: Callable[..., Any]) -> RecordingMod
     return twin
 
 
-def for_twin(given: Any, module: RecordingModule, twin: RecordingModule) -> Any:
-    """An input for the twin, which writes to a copy of a cache, and takes keys that the module prepared as its own."""
-    if isinstance(given, KeyValueCache):
-        branch = copy.deepcopy(given)
-        branch._module = twin if given._module is module else given._module
-        return branch
-    mine = isinstance(given, PreparedKeys) and given._by == id(module)
-    return PreparedKeys(given._key, given._value, twin) if mine else given
+def _call(forward: Callable[..., Any], module: RecordingModule, twin: RecordingModule, given: BoundArguments) -> None:
+    """Run the twin by `forward`. It writes to a copy of a cache, and takes keys that the module prepared as its own."""
 
+    def of_twin(one: Any) -> Any:
+        if isinstance(one, KeyValueCache):
+            branch = copy.deepcopy(one)
+            branch._module = twin if one._module is module else one._module
+            return branch
+        mine = isinstance(one, PreparedKeys) and one._by == id(module)
+        return PreparedKeys(one._key, one._value, twin) if mine else one
 
-def captured(module: RecordingModule, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Captured:
-    """Run a copy of the module that shares its parameters, and keep the arguments of its call of `attention`."""
-    if any(map(is_nested, (*inputs, *keywords.values()))):
-        raise UnsupportedError(
-            f"explain shows the steps of a {type(module).__name__} on a batch, and its inputs are nested: pass one "
-            "sequence of each, query[0][None]."
-        )
-    found: list[tuple[Arguments, Problem, Tensor]] = []
-
-    def keep(query: Any, key: Any, value: Any, *, fresh: bool = False, cross: bool = False, **options: Any) -> Attended:
-        call = Arguments(query, key, value, **options)
-        problem = call.problem(by_tile=True)
-        with without_autocast(problem.sizes.device):
-            output = problem.sizes.restore(run(problem, choose(problem, None), None))
-        found.append((call, problem, output))
-        return Attended(output if isinstance(query, Tensor) else output.detach().numpy(), problem)
-
-    twin = twin_of(module, keep)
-    given = [for_twin(one, module, twin) for one in inputs]
-    named = {name: for_twin(one, module, twin) for name, one in keywords.items()}
     with torch.random.fork_rng(devices=[]):  # the module's next call draws the same dropout
-        output = twin.forward(*given, **named)
-    return Captured(*found[0], output)
+        forward(*map(of_twin, given.args), **{name: of_twin(one) for name, one in given.kwargs.items()})

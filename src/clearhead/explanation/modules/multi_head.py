@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import replace
-from typing import Any, NamedTuple
+from inspect import BoundArguments
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from clearhead.base.arrays import accumulated
 from clearhead.base.contexts import without_autocast
-from clearhead.base.errors import UnsupportedError
 from clearhead.base.steps import Step
-from clearhead.base.torch_private import has_hooks
 from clearhead.explanation.explanation import Explanation, Part
 from clearhead.explanation.inputs import drawn
-from clearhead.explanation.modules.captured import Captured, captured
+from clearhead.explanation.modules.captured import Captured, capture_call, check_forward
 from clearhead.explanation.modules.projection import Linear, joined_steps, projection_steps, split
 from clearhead.explanation.modules.sides import Side, gate_steps, side_steps, stages
 from clearhead.explanation.of_problem import attention_parts, input_steps
@@ -28,93 +26,29 @@ from clearhead.nn.multi_head_attention import MultiHeadAttention
 from clearhead.nn.prepared_keys import PreparedKeys
 from clearhead.nn.torch_multihead_attention import TorchMultiheadAttention
 
-
-class Projections(NamedTuple):
-    """The four projections, the heads, and the module, where it may do more to queries, keys and outputs."""
-
-    query: Linear
-    key: Linear
-    value: Linear
-    output: Linear
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    module: MultiHeadAttention | None = None
-    length_first: bool = False  # whether its inputs are (L, B, E)
-
-
-def as_ours(module: nn.MultiheadAttention) -> TorchMultiheadAttention:
-    """A module of torch's as one with a record: it has torch's meanings, and a copy of the weights."""
-    if isinstance(module, TorchMultiheadAttention):
-        return module
-    _check_forward(module, nn.MultiheadAttention)
-    return TorchMultiheadAttention.from_torch(module)
-
-
-def layers_of(module: MultiHeadAttention | TorchMultiheadAttention) -> Projections:
-    """The layers of a module of clearhead's, or of torch's, whose three projections may be the parts of one matrix."""
-    _check_forward(module, MultiHeadAttention, TorchMultiheadAttention)
-    if isinstance(module, MultiHeadAttention):
-        every = (module.W_q, module.W_k, module.W_v, module.W_o)
-        query, key, value, output = map(_plain, every)
-        ours, length_first = module, False
-        if module.W_g is not None:
-            _plain(module.W_g)
-    else:
-        query, key, value = (Linear(weight, bias) for _, weight, bias in module._projections())
-        output = Linear(module.out_proj.weight, module.out_proj.bias)
-        ours, length_first = None, not module.batch_first
-    width = module.head_dim
-    heads, kv_heads = query.weight.shape[0] // width, key.weight.shape[0] // width  # as many as the layers make
-    return Projections(query, key, value, output, heads, kv_heads, width, ours, length_first)
-
-
-def _plain(layer: nn.Module) -> Linear:
-    """The weights of a plain linear layer. Raises for a layer with a forward() or hooks of its own."""
-    _check_forward(layer, nn.Linear)
-    if has_hooks(layer):
-        raise _changed(layer)
-    assert isinstance(layer, nn.Linear)
-    return Linear(layer.weight, layer.bias)
-
-
-def _check_forward(module: nn.Module, *known: type[nn.Module]) -> None:
-    """Raise where a module's forward() is not that of one of these classes."""
-    if "forward" in vars(module) or type(module).forward not in [kind.forward for kind in known]:
-        raise _changed(module)
-
-
-def _changed(module: nn.Module) -> UnsupportedError:
-    return UnsupportedError(
-        f"explain() shows multi-head attention from its layers' weights, and this {type(module).__name__} computes "
-        "something else: it has a forward() or hooks of its own. Explain one recorded call instead: ch.watch(module)."
-    )
-
-
+Module = MultiHeadAttention | TorchMultiheadAttention
 SIDES = {"query": "Lq", "key": "Lk", "value": "Lk"}
 
 
-def explain_multi_head(
-    module: MultiHeadAttention | TorchMultiheadAttention, inputs: tuple[Any, ...], keywords: dict[str, Any], at: Asked
-) -> Explanation:
+def layers_of(module: Module) -> dict[str, Linear]:
+    """The layers of the `SIDES` and of the "output". Those of torch's sides may be the parts of one matrix."""
+    check_forward(module, MultiHeadAttention, TorchMultiheadAttention)
+    if isinstance(module, TorchMultiheadAttention):
+        sides = (Linear(weight, bias) for _, weight, bias in module._projections())
+        return dict(zip(SIDES, sides, strict=True)) | {"output": Linear(module.out_proj.weight, module.out_proj.bias)}
+    layers = {"query": module.W_q, "key": module.W_k, "value": module.W_v, "output": module.W_o}
+    for layer in (*layers.values(), *([module.W_g] if module.W_g is not None else [])):
+        check_forward(layer, nn.Linear, hooks=False)
+    return {name: Linear(layer.weight, layer.bias) for name, layer in layers.items()}
+
+
+def explain_multi_head(module: Module, bound: BoundArguments, at: Asked) -> Explanation:
     """The projections, their split into heads, each head's attention, and the last projection."""
-    layers, found = layers_of(module), captured(module, inputs, keywords)
-    with without_autocast(found.problem.sizes.device):
-        return _explained(module, layers, found, inputs, keywords, at)
-
-
-def _explained(
-    module: MultiHeadAttention | TorchMultiheadAttention,
-    layers: Projections,
-    found: Captured,
-    inputs: tuple[Any, ...],
-    keywords: dict[str, Any],
-    at: Asked,
-) -> Explanation:
-    bound = inspect.signature(module.forward).bind(*inputs, **keywords).arguments
-    given: dict[str, Any] = {name: bound.get(name) for name in SIDES}
+    layers, found = layers_of(module), capture_call(module, bound)
+    given: dict[str, Any] = {name: bound.arguments.get(name) for name in SIDES}
     batched, problem = given["query"].ndim == 3, found.problem
-    if layers.length_first and batched:
+    length_first = isinstance(module, TorchMultiheadAttention) and not module.batch_first
+    if length_first and batched:
         turned = {id(t): t.transpose(0, 1) for t in given.values()}  # an array that serves twice stays one
         given = {name: turned[id(t)] for name, t in given.items()}
     if batched:
@@ -123,22 +57,22 @@ def _explained(
         index = at.at if isinstance(at.at, tuple) else (at.at,)
         inner = at if at.at is None else at._replace(at=(0, *index))
         shown = replace(choose(inner, problem.sizes), absent=("B",))
-    sources = _sources(given, shown, problem.query.dtype)
-    projected = _projected(layers, sources, shown, found, bound)
-    attention, weights, keep = attention_parts(problem, found.call.mask, shown, projected)
+    with without_autocast(problem.sizes.device):
+        sources = _sources(given, shown, problem.query.dtype)
+        projected = _projected(module, layers, sources, shown, found, bound.arguments)
+        attention, weights, keep = attention_parts(problem, found.call.mask, shown, projected)
+        output = next(step for step in attention[-1].steps if step.name == "output")
+        heads = found.heads.reshape(-1, problem.sizes.heads, *found.heads.shape[-2:])
+        gates: list[Step] = []
+        if isinstance(module, MultiHeadAttention) and module.gate is not None and module.W_g is not None:
+            gates = gate_steps(module, sources["query"], output, shown)
+            rows = given["query"] if batched else given["query"][None]
+            heads = heads * compute_gate(module.gate, module.W_g(rows), heads)
+        joined = joined_steps(layers["output"], gates[-1] if gates else output, heads, shown)
     assert problem.value is not None
     shapes = {n: tuple(t.shape) for n, t in zip(SIDES, (problem.query, problem.key, problem.value), strict=True)}
-    steps = {step.name: step for step in sources.values()}.values()
-    output = next(step for step in attention[-1].steps if step.name == "output")
-    heads = found.heads.reshape(-1, layers.num_heads, *found.heads.shape[-2:])
-    gates: list[Step] = []
-    if layers.module is not None and layers.module.gate is not None and layers.module.W_g is not None:
-        gates = gate_steps(layers.module, sources["query"], output, shown)
-        rows = given["query"] if batched else given["query"][None]
-        heads = heads * compute_gate(layers.module.gate, layers.module.W_g(rows), heads)
-    joined = joined_steps(layers.output, gates[-1] if gates else output, heads, shown)
     parts = [
-        Part("Inputs", tuple(steps), _said(given, layers)),
+        Part("Inputs", tuple({step.name: step for step in sources.values()}.values()), _said(given, length_first)),
         Part("Projections, and the heads", tuple(projected), drawn(shapes, problem.sizes), letters_of=("B", "H")),
         *attention,
         *([Part("Gate: how much of each head's output goes on", tuple(gates))] if gates else []),
@@ -148,7 +82,7 @@ def _explained(
     return Explanation(title, tuple(parts), settle(shown, weights, keep))
 
 
-def _said(given: dict[str, Any], layers: Projections) -> str:
+def _said(given: dict[str, Any], length_first: bool) -> str:
     if given["key"] is given["query"] and given["value"] is given["query"]:
         kind = "Self-attention: queries, keys and values are all made from one input."
     else:
@@ -157,7 +91,7 @@ def _said(given: dict[str, Any], layers: Projections) -> str:
         " Each query gets one output: a weighted sum of the values. The better key j fits the query, the larger the "
         "weight of value j."
     )
-    return kind + ("\nThe module takes the length first, (L, B, E); here the batch comes first." * layers.length_first)
+    return kind + ("\nThe module takes the length first, (L, B, E); here the batch comes first." * length_first)
 
 
 def _sources(given: dict[str, Any], shown: Shown, dtype: torch.dtype) -> dict[str, Step]:
@@ -188,32 +122,37 @@ def _sources(given: dict[str, Any], shown: Shown, dtype: torch.dtype) -> dict[st
 
 
 def _projected(
-    layers: Projections, sources: dict[str, Step], shown: Shown, found: Captured, bound: dict[str, Any]
+    module: Module,
+    layers: dict[str, Linear],
+    sources: dict[str, Step],
+    shown: Shown,
+    found: Captured,
+    bound: dict[str, Any],
 ) -> list[Step]:
     """The steps that end in query, key and value. Keys from a cache, and prepared keys, are given steps."""
-    width, groups = layers.head_dim, layers.num_heads // layers.num_kv_heads
-    every = len(shown.heads) == layers.num_heads
+    sizes, width = found.problem.sizes, module.head_dim
+    group = sizes.heads // found.problem.key.shape[1]
     steps: list[Step] = []
-    for name, layer in (("query", layers.query), ("key", layers.key), ("value", layers.value)):
-        length = found.problem.sizes.queries if name == "query" else found.problem.sizes.keys
+    for name in SIDES:
+        length = sizes.queries if name == "query" else sizes.keys
         source = sources.get(name)
         if source is None or (name != "query" and source.value.shape[-2] != length):
-            steps.append(_given(name, found, shown))
+            given = next(step for step in input_steps(found.problem, shown) if step.name == name)
+            why = "Computed before this call, and kept in the cache or by prepare(). "
+            steps.append(given.but(why=f"{why}Each new {name} of this call stands last."))
             continue
-        each = shown.heads if name == "query" else [h // groups for h in shown.heads]
+        each = shown.heads if name == "query" else [h // group for h in shown.heads]
         heads = list(dict.fromkeys(each))  # query heads that share a key head share its rows of the layer too
-        linear = layer.rows_of(heads, width).to(source.value)
+        linear = layers[name].rows_of(heads, width).to(source.value)
         why = f"A linear layer makes {len(heads)} × {width} numbers of each vector: {width} for each head"
-        why += "." if every else f", here for head {', '.join(map(str, heads))} alone."
+        why += "." if len(shown.heads) == sizes.heads else f", here for head {', '.join(map(str, heads))} alone."
         source = source.but(axes=("B", SIDES[name], "in"))  # positions of one array may be queries and keys
         steps += projection_steps(linear, source, name, f"flat_{name}", why)
         places = [heads.index(head) for head in each]
-        if layers.module is None or name == "value":
-            steps.append(split(steps[-1], len(heads), places, name))
-            continue
-        steps.append(split(steps[-1], len(heads), places, stages(layers.module, name)[0]))
-        side = _side(layers.module, name, list(each), found, shown, bound)
-        steps += side_steps(layers.module, side, steps[-1])
+        ours = module if isinstance(module, MultiHeadAttention) and name != "value" else None
+        steps.append(split(steps[-1], len(heads), places, name if ours is None else stages(ours, name)[0]))
+        if ours is not None:
+            steps += side_steps(ours, _side(ours, name, list(each), found, shown, bound), steps[-1])
     return steps
 
 
@@ -233,12 +172,4 @@ def _side(
     else:
         places = validate_key_positions(positions, of_keys, bound["query"], x, module.rotary)
     rows = list(shown.queries) if name == "query" else list(range(unnormed.shape[2]))
-    last = next(step for step in input_steps(found.problem, shown) if step.name == name).value
-    return Side(name, heads, rows, list(shown.batches), unnormed, past, places, last)
-
-
-def _given(name: str, found: Captured, shown: Shown) -> Step:
-    """Keys or values that were projected before this call."""
-    steps = {step.name: step for step in input_steps(found.problem, shown)}
-    why = f"Computed before this call, and kept in the cache or by prepare(). Each new {name} of this call stands last."
-    return steps[name].but(why=why)
+    return Side(name, heads, rows, list(shown.batches), unnormed, past, places)

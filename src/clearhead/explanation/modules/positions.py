@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import operator
 from typing import Any
 
@@ -26,22 +25,19 @@ Positional = SinusoidalPositionalEncoding | LearnedPositionalEncoding | RotaryEm
 AXES = ("B", "H", "L", "E")
 
 
-def explain_positions(
-    module: Positional, inputs: tuple[Any, ...], keywords: dict[str, Any], asked: Asked
-) -> Explanation:
-    """The steps of a module that encodes positions. `asked.at` names the positions, a number or a slice of them."""
-    given = inspect.signature(module.forward).bind(*inputs, **keywords).arguments
+def explain_positions(module: Positional, given: dict[str, Any], asked: Asked) -> Explanation:
+    """The steps of a module that encodes positions, called with `given`.
+
+    `asked.at` names the positions, a number or a slice of them.
+    """
     x, offset = given["x"], given.get("offset", 0)
     module(x, offset, positions=given.get("positions"))  # raises the module's own errors
     length = range(x.shape[-2])
     at = asked.at
     places = length[:QUERIES] if at is None else _places(at, length)
-    if 0 in x.shape[:-1]:
-        raise ClearheadError(f"there is nothing to explain: x is {tuple(x.shape)}, without a position.")
     four = x.reshape(-1, *x.shape[-3:]) if x.ndim > 3 else x.reshape(-1, 1, *x.shape[-2:])
-    left_out: tuple[str, ...] = ()
-    if at is None and len(length) > QUERIES:
-        left_out = (f"{len(length)} positions: the first {QUERIES} are shown",)
+    some = at is None and len(length) > QUERIES
+    left_out = (f"{len(length)} positions: the first {QUERIES} are shown",) if some else ()
     batch, heads = four.shape[:2]
     words, _ = asked.words(len(length), len(length), tuple(range(batch)))
     sizes = Sizes(batch, heads, len(length), len(length), leading=x.shape[:-2])
@@ -55,7 +51,7 @@ def explain_positions(
         every = every.repeat_interleave(batch // len(every), 0)[:, None]
     positions = every[..., list(places)]
     if isinstance(module, RotaryEmbedding):
-        steps = rotary_steps(module, "result", source, positions, every)
+        steps = rotary_steps(module, "result", source, positions, every, "result")
     else:
         axes = ("B", "H", "L") if positions.ndim > 1 else ("L",)
         if isinstance(module, SinusoidalPositionalEncoding):

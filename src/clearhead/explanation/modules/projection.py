@@ -63,15 +63,11 @@ WHY = (
 
 
 def rotary_steps(
-    rotary: RotaryEmbedding,
-    name: str,
-    before: Step,
-    positions: Tensor,
-    every: Tensor | None,
-    result: str | None = None,
+    rotary: RotaryEmbedding, name: str, before: Step, positions: Tensor, every: Tensor, result: str
 ) -> list[Step]:
-    """From the step `before`, (B, H, L, E), at these positions, (L,) or (B, 1, L), to the step `result`, or `name`.
-    `every`: all positions of the call, where these are some of them.
+    """From the step `before`, (B, H, L, E), at these positions, (L,) or (B, 1, L), to the step `result`.
+
+    `every`: all positions of the call.
 
     Each pair of entries (a, b) becomes (a cos θ − b sin θ, b cos θ + a sin θ): each entry times its cosine, plus its
     partner, −b or a, times its sine.
@@ -85,10 +81,9 @@ def rotary_steps(
     pairs: Operand = speeds(rotary.base, dim, before.value.device)
     given = []
     if rotary.scaling is not None:
-        slowed = rotary.speeds((positions if every is None else every).flatten().double())
-        given = [
-            Step(f"{name}_pair_speeds", f"The speed of each pair, by the scaling {rotary.scaling}.", slowed, ("pair",))
-        ]
+        slowed = rotary.speeds(every.flatten().double())
+        why_slow = f"The speed of each pair, by the scaling {rotary.scaling}."
+        given = [Step(f"{name}_pair_speeds", why_slow, slowed, ("pair",))]
         pairs = given[0]
     each = padded(pairs.repeat_interleave(2) if rotary.interleaved else pairs.repeat(2), still)
     of_entries = made(f"{name}_speeds", why, each, ("E",))
@@ -102,7 +97,7 @@ def rotary_steps(
         factor[:dim] = rotary.scaling.magnitude
         sizes = [Step(f"{name}_sizes", "The scaling makes the entries that turn larger, by this.", factor, ("E",))]
         cos, sin = cos * sizes[0], sin * sizes[0]
-    turned = turned_step(result or name, before, partners, cos, sin)
+    turned = turned_step(result, before, partners, cos, sin)
     return [places, *given, of_entries, angles, partners, *sizes, turned]
 
 

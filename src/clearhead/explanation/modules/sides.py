@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from clearhead.explanation.modules.projection import (
     split,
 )
 from clearhead.explanation.shown import Shown
-from clearhead.nn._options import apply_norm, find_norm_dtype, places_by_row, split_factors
+from clearhead.nn._options import apply_norm, apply_rotary, find_norm_dtype, places_by_row, split_factors
 from clearhead.nn.multi_head_attention import MultiHeadAttention
 from clearhead.nn.rotary_embedding import RotaryEmbedding
 
@@ -30,7 +30,6 @@ class Side(NamedTuple):
 
     `heads`: which heads of this side are shown, and `rows` which positions. `unnormed`: all vectors of all heads, as
     projected, (B, H, L, E). `positions`: where they stand, (L,) or (B, L); `past`: from where, if there are none.
-    `last`: the vectors that attention was given, of what is shown.
     """
 
     name: str
@@ -40,7 +39,6 @@ class Side(NamedTuple):
     unnormed: Tensor
     past: int | Tensor
     positions: Tensor | None
-    last: Tensor
 
 
 def stages(module: MultiHeadAttention, name: str) -> list[str]:
@@ -50,20 +48,6 @@ def stages(module: MultiHeadAttention, name: str) -> list[str]:
     factor = split_factors(module.score, module.scale, module.temperature, 1)[1]
     done["unscaled"] = name == "query" and factor is not None
     return [*(f"{stage}_{name}" for stage, there in done.items() if there), name]
-
-
-def side_steps(module: MultiHeadAttention, side: Side, before: Step) -> list[Step]:
-    """The steps from `before`, whose name is the first of the `stages`, to the last."""
-    names, steps = stages(module, side.name), [before]
-    for name, result in itertools.pairwise(names):
-        stage = name.split("_")[0]
-        if stage == "unnormed":
-            steps += _norm(module, side, steps[-1], result)
-        elif stage == "unturned":
-            steps += _turn(module, side, steps[-1], result)
-        else:
-            steps += _scale(module, side, steps[-1], result)
-    return steps[1:]
 
 
 def _chosen(whole: Tensor, side: Side) -> Tensor:
@@ -96,11 +80,8 @@ def _turn(module: MultiHeadAttention, side: Side, before: Step, result: str) -> 
         shown = chosen[0] if alike else chosen[:, None]
         return rotary_steps(rotary, side.name, before, shown, places.flatten(), result)
     why = f"Turned by the module's rotary, a {type(rotary).__name__}, which shows no steps of its own."
-    value = side.last.to(before.value.dtype)
-    if result != side.name:  # it is scaled after
-        whole: Any = apply_norm(f"{side.name}_norm", getattr(module, f"{side.name}_norm"), side.unnormed)
-        assert rotary is not None
-        value = _chosen(rotary(whole, positions=places), side).to(before.value.dtype)
+    whole = apply_norm(f"{side.name}_norm", getattr(module, f"{side.name}_norm"), side.unnormed)
+    value = _chosen(apply_rotary(rotary, whole, side.past, side.positions), side).to(before.value.dtype)
     return [Step(result, why, value, before.axes, formula=f"{result} = rotary({before.name})")]
 
 
@@ -111,6 +92,17 @@ def _scale(module: MultiHeadAttention, side: Side, before: Step, result: str) ->
     why = "The scale of each head, over its temperature. A query times a number has scores times this number."
     of_heads = Step("scale", why, numbers, ("B", "H", "1", "1"))
     return [of_heads, made(result, "Each query times the scale of its head.", before * of_heads, before.axes)]
+
+
+STAGES = {"unnormed": _norm, "unturned": _turn, "unscaled": _scale}
+
+
+def side_steps(module: MultiHeadAttention, side: Side, before: Step) -> list[Step]:
+    """The steps from `before`, whose name is the first of the `stages`, to the last."""
+    steps = [before]
+    for name, result in itertools.pairwise(stages(module, side.name)):
+        steps += STAGES[name.removesuffix(f"_{side.name}")](module, side, steps[-1], result)
+    return steps[1:]
 
 
 def gate_steps(module: MultiHeadAttention, source: Step, output: Step, shown: Shown) -> list[Step]:

@@ -16,9 +16,8 @@ from clearhead.base.errors import UnsupportedError
 from clearhead.base.managers import Delayed
 from clearhead.base.torch_private import parts_of, tree_map_only
 from clearhead.explanation.modules.origin.called import CalledLayer
-from clearhead.explanation.modules.origin.find import near
-from clearhead.explanation.modules.origin.ran import kind_of, layer_of, out_of
-from clearhead.explanation.modules.origin.written import given_heads
+from clearhead.explanation.modules.origin.find import given_heads, near
+from clearhead.explanation.modules.origin.ran import kind_of, layer_of
 from clearhead.explanation.modules.projection import Linear, Norm
 from clearhead.models.causes.metrics import at_position
 from clearhead.models.checks import run
@@ -118,7 +117,7 @@ class Frozen:
         modules = dict(model.named_modules())
         self.blocks, self.told = _blocks(modules, names, before.last)
         writers = [one for call in before.seen.calls if call.origin is not None for one in call.origin.writers]
-        self.widths = {out_of(one.source) for one in writers} | ({before.width} if before.width else set())
+        self.widths = {one.out for one in writers} | ({before.width} if before.width else set())
         self.adapted = {id(one.source.module) for one in writers if isinstance(one.source, CalledLayer)}
         self.written: list[Written] = []
         self._functions = _Functions()

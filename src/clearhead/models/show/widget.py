@@ -32,7 +32,7 @@ class HeadView(AnyWidget):
     def _answer(self, _: Any, asked: dict[str, Any], buffers: Any) -> None:
         """Sends the block that a view asks for."""
         number = asked.get("block")
-        if type(number) is int and 0 <= number < self._page.blocks:
-            self.send({"block": number}, [self._page.block(number)])
+        if type(number) is int and 0 <= number < len(self._page.blocks):
+            self.send({"block": number}, [self._page.blocks[number]])
         else:
             self.send({"block": number, "error": f"there is no block {number!r}"}, [b""])

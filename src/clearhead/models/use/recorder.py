@@ -25,9 +25,8 @@ from clearhead.base.mode import get_mode
 from clearhead.base.shapes import Sizes
 from clearhead.base.torch_state import any_autocast
 from clearhead.biases.base import Bias
-from clearhead.explanation.modules.origin.find import SIDES
+from clearhead.explanation.modules.origin.find import SIDES, writes
 from clearhead.explanation.modules.origin.ran import Layers, Origin, Ran, noted, ran, writer
-from clearhead.explanation.modules.origin.written import writes
 from clearhead.explanation.modules.projection import Linear
 from clearhead.inspection.reductions.by_query import Output
 from clearhead.masks.base import Mask

@@ -32,15 +32,13 @@ def collapsed(rows: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
     lost: dict[str, list[tuple[int, int]]] = {}
     for (module, head), every in by_head.items():
         steps = [row for row in every if row["entropy"] == row["entropy"]]
-        if not steps:
-            lost.setdefault(module, []).append((head, every[0]["step"]))
-            continue
-        peak, last = max(steps, key=lambda row: row["entropy"]), steps[-1]
-        low = last["entropy"] < min(FALLEN * peak["entropy"], LOW)
-        if len(steps) >= LEAST and peak["entropy"] >= BEGAN and low:
-            fallen.setdefault(module, []).append((head, peak, last))
-        if last is not every[-1]:
-            lost.setdefault(module, []).append((head, next(row["step"] for row in every if row["step"] > last["step"])))
+        since = [row["step"] for row in every if not steps or row["step"] > steps[-1]["step"]]
+        if since:
+            lost.setdefault(module, []).append((head, since[0]))
+        if len(steps) >= LEAST:
+            peak, last = max(steps, key=lambda row: row["entropy"]), steps[-1]
+            if peak["entropy"] >= BEGAN and last["entropy"] < min(FALLEN * peak["entropy"], LOW):
+                fallen.setdefault(module, []).append((head, peak, last))
     for module, heads in fallen.items():
         head, peak, last = min(heads, key=lambda one: one[2]["entropy"])
         yield Finding(

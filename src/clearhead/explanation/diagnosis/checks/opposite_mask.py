@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
 from clearhead.base.positions import query_offset
-from clearhead.explanation.diagnosis.case import Case, Check, sees_neighbours
-from clearhead.explanation.diagnosis.diagnosis import Finding
+from clearhead.explanation.diagnosis.case import Case, Check, Findings, sees_neighbours
+from clearhead.masks.base import Spans
 
 LEAST = 3  # queries: a mask of fewer has no shape to judge by
 LEAST_HOLE = 8  # queries: a few of them may skip themselves by chance
@@ -39,13 +37,17 @@ class OppositeMask(Check):
     name = "a mask of the opposite polarity"
     looks_for = "a mask of the opposite polarity"
 
-    def find(self, case: Case) -> Iterator[Finding]:
-        if case.problem.spans is None:
+    def find(self, case: Case) -> Findings:
+        spans = case.problem.spans
+        if spans is None:
             return
-        told = _turned_over(case) or _padding_by_position(case) or _padding_by_content(case)
+        told = _turned_over(case)
+        alike = spans.plain and all(bool((edge == edge[..., :1]).all()) for edge in (spans.start, spans.stop))
+        if told is None and alike:  # all queries see the same keys
+            told = _padding_by_position(case, spans) or _padding_by_content(case)
         if told is not None:
             certain, evidence, remedy = told
-            yield self.finding(case, "error" if certain else "warning", f"In {case.shape}, {evidence}", remedy)
+            yield self.finding("error" if certain else "warning", f"In {case.shape}, {evidence}", remedy)
 
 
 Told = tuple[bool, str, str]  # whether it is certain, what was seen, and what to do
@@ -73,43 +75,30 @@ def _turned_over(case: Case) -> Told | None:
         return None
     before, itself, after = (t.expand(case.real.shape) for t in sees_neighbours(problem, offset))
     skips = (~before & (first < place - 1)) | (~after & (stop > place + 2))
-    if not bool((itself & some).any()) and bool((skips & some).sum() * 2 >= some.sum()):
-        return (
-            False,
-            "no query sees itself, and most skip a key beside them and see others further away: a window or documents "
-            "turned over.",
-            TURN,
-        )
-    return None
-
-
-def _same_for_all_queries(case: Case) -> bool:
-    spans = case.problem.spans
-    assert spans is not None
-    return spans.plain and all(bool((edge == edge[..., :1]).all()) for edge in (spans.start, spans.stop))
-
-
-def _padding_by_position(case: Case) -> Told | None:
-    spans, batch = case.problem.spans, case.shape[0]
-    assert spans is not None
-    if batch < 2 or not _same_for_all_queries(case):
+    if bool((itself & some).any()) or bool((skips & some).sum() * 2 < some.sum()):
         return None
+    evidence = (
+        "no query sees itself, and most skip a key beside them and see others further away: a window or documents "
+        "turned over."
+    )
+    return False, evidence, TURN
+
+
+def _padding_by_position(case: Case, spans: Spans) -> Told | None:
+    batch = case.shape[0]
     start, stop = (edge[:, :1, :1].expand(batch, -1, -1).flatten() for edge in (spans.start, spans.stop))
     nothing = stop <= start
     last = (start > 0) & (stop == case.shape[3])
-    if bool(nothing.any()) and not bool(nothing.all()) and bool((nothing | last).all()):
-        return (
-            False,
-            f"{int(nothing.sum())} of {batch} sequences see no key, and the others only their last ones, from key "
-            f"{int(start[~nothing].min())} on: a padding mask turned over.",
-            TURN,
-        )
-    return None
+    if not bool(nothing.any()) or bool(nothing.all()) or not bool((nothing | last).all()):
+        return None
+    evidence = (
+        f"{int(nothing.sum())} of {batch} sequences see no key, and the others only their last ones, from key "
+        f"{int(start[~nothing].min())} on: a padding mask turned over."
+    )
+    return False, evidence, TURN
 
 
 def _padding_by_content(case: Case) -> Told | None:
-    if not _same_for_all_queries(case):
-        return None
     batch, _, _, keys = case.shape
     visible = case.seen[0].any(1)
     key = case.inputs["key"].transpose(1, 2).flatten(2)
@@ -119,12 +108,11 @@ def _padding_by_content(case: Case) -> Told | None:
     alike = same | (key == 0).all(-1) | ~key.isfinite().all(-1)
     alike = alike.expand(batch, keys)
     inverted = visible.any(-1) & ~visible.all(-1) & (alike | ~visible).all(-1) & ~(alike & ~visible).any(-1)
-    if bool(inverted.any()):
-        number = int(inverted.int().argmax())
-        return (
-            True,
-            f"the {int(visible[number].sum())} keys that queries of sequence {number} see are all 0, not finite or "
-            f"equal to each other, as padding is, and the {int((~visible[number]).sum())} that they don't see are not.",
-            TURN,
-        )
-    return None
+    if not bool(inverted.any()):
+        return None
+    number = int(inverted.int().argmax())
+    evidence = (
+        f"the {int(visible[number].sum())} keys that queries of sequence {number} see are all 0, not finite or "
+        f"equal to each other, as padding is, and the {int((~visible[number]).sum())} that they don't see are not."
+    )
+    return True, evidence, TURN

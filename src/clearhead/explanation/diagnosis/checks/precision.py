@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from clearhead.engines.choose import choose
 from clearhead.engines.operation import run
-from clearhead.explanation.diagnosis.case import Case, Check
-from clearhead.explanation.diagnosis.diagnosis import Finding
+from clearhead.explanation.diagnosis.case import Case, Check, Findings
 from clearhead.problem.arguments import as_score
 from clearhead.problem.guard import guard
 from clearhead.problem.problem import Problem, with_value
@@ -38,7 +36,7 @@ class Precision(Check):
     name = "precision"
     looks_for = "errors against float64"
 
-    def find(self, case: Case) -> Iterator[Finding]:
+    def find(self, case: Case) -> Findings:
         value, dtype = case.inputs.get("value"), case.inputs["query"].dtype
         if value is None or dtype not in MOST or not value.shape[-1]:
             return
@@ -76,7 +74,6 @@ class Precision(Check):
                 "keys share: large scores lose the digits that tell keys apart."
             )
         yield self.finding(
-            case,
             "note" if error <= most else "warning",
             f"In {name} the output differs from that in float64 by {error:.2g} of the largest value, {largest:.3g}, "
             f"in {int(counted.sum())} rows that were computed again; {most:.0e} is what rounding explains.",

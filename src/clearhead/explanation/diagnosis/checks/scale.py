@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 from torch import Tensor
 
-from clearhead.explanation.diagnosis.case import Case, Check
-from clearhead.explanation.diagnosis.diagnosis import Finding
+from clearhead.explanation.diagnosis.case import Case, Check, Findings
 from clearhead.scores.base import ByTile, Pairwise
 from clearhead.scores.score_function import ScoreFunction
 
@@ -34,8 +32,8 @@ class Scale(Check):
     name = "the scale"
     looks_for = "a scale that is missing or applied twice, by the spread of the scores"
 
-    def find(self, case: Case) -> Iterator[Finding]:
-        spread, width = case.typical_spread, case.inputs["query"].shape[-1]
+    def find(self, case: Case) -> Findings:
+        spread, width = float(case.spread.nanmedian()), case.inputs["query"].shape[-1]
         if width < min(WIDTH.values()) or not math.isfinite(spread) or not _product(case):
             return
         scores, root = case.problem.scores, math.sqrt(width)
@@ -44,7 +42,6 @@ class Scale(Check):
         missing = applied is None or abs(applied) > ALIKE / root
         if width >= WIDTH["missing"] and missing and spread > WIDE and _usual(spread / root):
             yield self.finding(
-                case,
                 "warning",
                 f"{told}; divided by √{width} it would be {spread / root:.3g}.",
                 f"Pass scale={1 / root:.4g}, which is 1/√E and the default of Dot(), or divide in your own score.",
@@ -53,7 +50,6 @@ class Scale(Check):
             twice, remedy = _twice(case, applied, root)
             if twice:
                 yield self.finding(
-                    case,
                     "warning",
                     f"{told}; times √{width} it would be {spread * root:.3g}. {twice}",
                     remedy,

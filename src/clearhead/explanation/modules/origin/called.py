@@ -49,8 +49,7 @@ class CalledLayer:
         if self._read is None:
             check_whole(self.module, name)
             with _called(self.module, self.given):
-                found = self._norm(name) if self.kind is Norm else self._linear(name)
-            self._read = found
+                self._read = self._norm(name) if self.kind is Norm else self._linear(name)
         return self._read
 
     def _linear(self, name: str) -> Linear:

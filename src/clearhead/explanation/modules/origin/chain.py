@@ -21,6 +21,10 @@ from clearhead.explanation.modules.projection import (
 )
 
 AXES = {"query": "Lq", "key": "Lk", "value": "Lk"}  # the axis of the positions
+FACTOR = (
+    "The model's numbers are these times one factor, the same in all places looked at: a scale of the model's, or a "
+    "norm of vectors that are equally long."
+)
 
 
 class Places(NamedTuple):
@@ -107,7 +111,7 @@ class Chain(NamedTuple):
             elif stage == "unturned" and self.turn is not None:
                 steps += self.turn.steps(name, steps[-1], result, places)
             else:
-                steps.append(_times(steps[-1], self.factor, result))
+                steps.append(made(result, FACTOR, self.factor * steps[-1]))
         return steps
 
     def doubt(self, source: Step, places: Places) -> Tensor:
@@ -155,11 +159,3 @@ def turns(given: tuple[Tensor, Tensor] | None, batch: int, length: int, width: i
     if 2 * size <= width:
         yield turn(2 * size, False, each.repeat(2))
         yield turn(2 * size, True, each.repeat_interleave(2))
-
-
-def _times(before: Step, factor: float, name: str) -> Step:
-    why = (
-        "The model's numbers are these times one factor, the same in all places looked at: a scale of the model's, or "
-        "a norm of vectors that are equally long."
-    )
-    return made(name, why, factor * before)

@@ -1,4 +1,4 @@
-"""Which of the layers that ran made a recorded query, key or value."""
+"""Which of the layers that ran made a recorded query, key or value, and which was given the outputs of the heads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from torch import Tensor
 
 from clearhead.base.arrays import accumulated
 from clearhead.base.steps import Step
-from clearhead.explanation.modules.origin.chain import AXES, Chain, Places, Turn, taken, turns
+from clearhead.base.tensor_kind import has_own_dispatch, is_freed, is_readable
+from clearhead.explanation.modules.origin.chain import AXES, Chain, Places, Turn, doubt, taken, turns
 from clearhead.explanation.modules.origin.ran import Origin, Ran
 from clearhead.explanation.modules.projection import Linear, Norm
 
@@ -76,100 +77,101 @@ def _rows(side: str, out: int, heads: int, key_heads: int, width: int) -> Iterat
 
 Pair = tuple[int, int, float | None]
 PROBES = 6  # positions at which a candidate is compared
+ROWS = 64  # numbers of a layer's result that are compared
 
 
 def find(name: str, given: Tensor, origin: Origin, places: Places, heads: tuple[int, int]) -> Chain | None:
     """The chain that gives the recorded `given` (B, H, L, E) in these sequences and heads; None where none does.
 
-    `heads`: the number of query heads, and of key heads. Each way in which models arrange their heads is computed for a
-    few positions, and compared. A factor is the last resort, since a norm of a single vector is a factor too.
+    `heads`: the number of query heads, and of key heads.
     """
-    length = given.shape[2]
-    few = sorted({n * (length - 1) // (PROBES - 1) for n in range(PROBES)})
-    places = places._replace(positions=few)
-    wanted = recorded(given, places)
-    scaled = None
-    sources = list(_sources(name, given, origin, places))
-    for each, source in sources:
-        for rows in layouts(name, each.out, *heads, given.shape[-1]):
-            plain = Chain(each, rows)
-            doubt = plain.doubt(source, places)
-            for chain in _chains(plain, name, source, places, origin, given, doubt):
-                found = chain.steps(name, source, places)[-1].value
-                if near(found, wanted, given.dtype, doubt):
-                    return _beside(chain, name, sources, places, wanted, given.dtype)
-                factor = float((found * wanted).sum() / found.square().sum().clamp_min(1e-30))
-                if scaled is None and factor > 0 and near(found * factor, wanted, given.dtype, doubt):
-                    scaled = chain._replace(factor=factor)
-    return None if scaled is None else _beside(scaled, name, sources, places, wanted, given.dtype)
+    return _Search(name, given, origin, places).run(heads)
 
 
-def _sources(name: str, given: Tensor, origin: Origin, places: Places) -> Iterator[tuple[Ran, Step]]:
-    """The linear layers that ran before the call, each with its input in these places."""
-    for each in origin.ran[: origin.before]:
-        x = batched(each.x, given)
-        if x is not None and each.kind is Linear and each.can_be_read():
-            yield each, input_step("x", x, name, places, accumulated(given.dtype))
+class _Search:
+    """The search for the layers that made a query, a key or a value, at a few positions of some sequences and heads.
 
+    Each way in which models arrange their heads is computed, and compared with the `wanted` numbers.
+    """
 
-def _beside(
-    chain: Chain, name: str, sources: list[tuple[Ran, Step]], places: Places, wanted: Tensor, dtype: torch.dtype
-) -> Chain:
-    """The same chain, with the names of other layers that would give these numbers in the same way."""
-    others = []
-    for each, source in sources:
-        if each.name != chain.ran.name and each.out == chain.ran.out:
-            other = chain._replace(ran=each)
-            if near(other.steps(name, source, places)[-1].value, wanted, dtype, other.doubt(source, places)):
-                others.append(each.name)
-    return chain._replace(others=tuple(dict.fromkeys(others)))
+    def __init__(self, name: str, given: Tensor, origin: Origin, places: Places) -> None:
+        self.name, self.given, self.turns = name, given, origin.turns
+        self.before = origin.ran[: origin.before]
+        self.places = places._replace(positions=_few(given.shape[2], PROBES))
+        self.wanted = recorded(given, self.places)
+        inputs = [(ran, batched(ran.x, given)) for ran in self.before if ran.kind is Linear]
+        self.sources = [
+            (ran, input_step("x", x, name, self.places, self.wanted.dtype))
+            for ran, x in inputs
+            if x is not None and ran.can_be_read()
+        ]
 
+    def run(self, heads: tuple[int, int]) -> Chain | None:
+        """The first chain that gives the wanted numbers. A factor is the last resort, since a norm of a single vector
+        is a factor too."""
+        scaled = None
+        for ran, source in self.sources:
+            for rows in layouts(self.name, ran.out, *heads, self.given.shape[-1]):
+                plain = Chain(ran, rows)
+                doubt = plain.doubt(source, self.places)
+                for chain in self._chains(plain, source, doubt):
+                    found = self._last(chain, source)
+                    if near(found, self.wanted, self.given.dtype, doubt):
+                        return self._with_others(chain)
+                    factor = float((found * self.wanted).sum() / found.square().sum().clamp_min(1e-30))
+                    if scaled is None and factor > 0 and near(found * factor, self.wanted, self.given.dtype, doubt):
+                        scaled = chain._replace(factor=factor)
+        return None if scaled is None else self._with_others(scaled)
 
-def _chains(
-    plain: Chain, name: str, source: Step, places: Places, origin: Origin, given: Tensor, doubt: Tensor
-) -> Iterator[Chain]:
-    """The chain with and without each norm that ran on these numbers, and each rotation, in both orders."""
-    batch, _, length, width = given.shape
-    ways = list(turns(origin.turns, batch, length, width) if name != "value" else ())
-    for chain in [plain, *(plain._replace(turn=turn) for turn in ways)]:
-        norms = _norms(chain, name, source, places, origin, given, doubt)
-        if chain.turn is None:
-            for norm in [None, *norms]:
-                for turn in [None, *ways]:
-                    yield plain._replace(norm=norm, turn=turn)
-        else:
-            for norm in norms:
+    def _last(self, chain: Chain, source: Step) -> Tensor:
+        return chain.steps(self.name, source, self.places)[-1].value
+
+    def _with_others(self, chain: Chain) -> Chain:
+        """The same chain, with the names of other layers that would give these numbers in the same way."""
+        others = []
+        for ran, source in self.sources:
+            if ran.name != chain.ran.name and ran.out == chain.ran.out:
+                other = chain._replace(ran=ran)
+                doubt = other.doubt(source, self.places)
+                if near(self._last(other, source), self.wanted, self.given.dtype, doubt):
+                    others.append(ran.name)
+        return chain._replace(others=tuple(dict.fromkeys(others)))
+
+    def _chains(self, plain: Chain, source: Step, doubt: Tensor) -> Iterator[Chain]:
+        """The chain with and without each norm that ran on these numbers, and each rotation, in both orders."""
+        batch, _, length, width = self.given.shape
+        ways = list(turns(self.turns, batch, length, width) if self.name != "value" else ())
+        for norm in [None, *self._norms(plain, source, doubt)]:
+            for turn in [None, *ways]:
+                yield plain._replace(norm=norm, turn=turn)
+        for turned in (plain._replace(turn=turn) for turn in ways):
+            for norm in self._norms(turned, source, doubt):
                 if not norm[2]:
-                    yield chain._replace(norm=norm, turned_first=True)
+                    yield turned._replace(norm=norm, turned_first=True)
 
+    def _norms(self, chain: Chain, source: Step, doubt: Tensor) -> list[tuple[str, Norm, bool]]:
+        """The norms whose input was the result of this chain."""
+        heads = self._last(chain, source)
+        norms: list[tuple[str, Norm, bool]] = []
+        for ran in self.before:
+            if ran.kind is Norm and ran.stands and self._takes(ran.x, heads, chain.rows.numel(), doubt):
+                together, norm = ran.x.shape[-1] != self.given.shape[-1], ran.layer
+                assert isinstance(norm, Norm)
+                norm = norm.to(source.value)
+                norms.append((ran.name, norm, together))
+                if norm.weight is not None:  # Gemma's factor is 1 more than what it learns
+                    norms.append((ran.name, norm._replace(weight=1.0 + norm.weight), together))
+        return norms
 
-def _norms(
-    plain: Chain, name: str, source: Step, places: Places, origin: Origin, given: Tensor, doubt: Tensor
-) -> list[tuple[str, Norm, bool]]:
-    """The norms whose input was the result of this chain."""
-    heads = plain.steps(name, source, places)[-1].value
-    norms: list[tuple[str, Norm, bool]] = []
-    for ran in origin.ran[: origin.before]:
-        if ran.kind is Norm and ran.stands and _of(ran, heads, places, given, plain.rows.numel(), doubt):
-            together, norm = ran.x.shape[-1] != given.shape[-1], ran.layer
-            assert isinstance(norm, Norm)
-            norm = norm.to(source.value)
-            norms += [(ran.name, norm, together)]
-            if norm.weight is not None:  # Gemma's factor is 1 more than what it learns
-                norms.append((ran.name, norm._replace(weight=1.0 + norm.weight), together))
-    return norms
-
-
-def _of(ran: Ran, heads: Tensor, places: Places, given: Tensor, size: int, doubt: Tensor) -> bool:
-    """Whether the input of a norm was these numbers (B, H, L, E), as heads or side by side."""
-    batch, count, length, width = given.shape
-    x = ran.x
-    own = x.numel() // max(batch * length * width, 1)  # heads: fewer, where each serves several
-    if not own or x.numel() != batch * length * own * width or count % own or x.shape[-1] not in (width, size):
-        return False
-    both = [x.reshape(batch, length, own, width).transpose(1, 2), x.reshape(batch, own, length, width)]
-    shapes = both if own == count else [shape.repeat_interleave(count // own, 1) for shape in both]
-    return any(near(recorded(shape, places), heads, given.dtype, doubt) for shape in shapes)
+    def _takes(self, x: Tensor, heads: Tensor, size: int, doubt: Tensor) -> bool:
+        """Whether a norm's input was these numbers (B, H, L, E), as heads or side by side."""
+        batch, count, length, width = self.given.shape
+        own = x.numel() // max(batch * length * width, 1)  # heads: fewer, where each serves several
+        if not own or x.numel() != batch * length * own * width or count % own or x.shape[-1] not in (width, size):
+            return False
+        both = [x.reshape(batch, length, own, width).transpose(1, 2), x.reshape(batch, own, length, width)]
+        shapes = both if own == count else [shape.repeat_interleave(count // own, 1) for shape in both]
+        return any(near(recorded(shape, self.places), heads, self.given.dtype, doubt) for shape in shapes)
 
 
 def batched(x: Tensor, given: Tensor) -> Tensor | None:
@@ -224,8 +226,7 @@ def frequencies(origin: Origin, query: Tensor, key: Tensor, sequence: int) -> tu
         find(name, given, origin, Places([sequence], [0], list(range(given.shape[2]))), heads)
         for name, given in (("query", query), ("key", key))
     ]
-    turns = [None if chain is None else chain.turn for chain in found]
-    first, second = turns
+    first, second = (None if chain is None else chain.turn for chain in found)
     if first is None or second is None or (first.dim, first.interleaved) != (second.dim, second.interleaved):
         return ()
     half = first.dim // 2
@@ -243,3 +244,42 @@ def _period(turn: Turn, sequence: int, entry: int) -> float | None:
         return None
     speed = abs(float(steps.mean()))
     return None if speed == 0 else 2 * math.pi / speed
+
+
+def given_heads(x: Tensor, heads: Tensor) -> bool:
+    """Whether a layer with this input was given the outputs of all heads, (B, H, Lq, Ev), side by side."""
+    joined, given = heads.shape[1] * heads.shape[3], batched(x, heads)
+    if given is None or given.shape[-1] != joined:
+        return False
+    return near(given.detach(), heads.transpose(1, 2).flatten(2).to(given), heads.dtype)
+
+
+def gives(layer: Linear, x: Tensor, result: Tensor, dtype: torch.dtype) -> bool:
+    """Whether the layer's result (B, L, out) is that of its weights and bias on x, (B, L, in)."""
+    x = x.to(accumulated(dtype))
+    layer = layer.to(x)
+    made = torch.nn.functional.linear(x, layer.weight, layer.bias)
+    return made.shape == result.shape and near(made, result.to(made), dtype, doubt(layer, x, 1).squeeze(2))
+
+
+def writes(ran: Ran, result: Tensor, heads: Tensor) -> bool:
+    """Whether a layer that has just run was given these heads, and gave what its weights make of them. The latter
+    is tried at a few positions, for some numbers of the result; for a layer that is called, when it is read."""
+    layer = ran.source
+    if ran.kind is not Linear or not is_readable(ran.x) or has_own_dispatch(ran.x):
+        return False
+    if not isinstance(layer, Linear):
+        return given_heads(ran.x, heads)
+    if is_freed(layer.weight) or not given_heads(ran.x, heads):
+        return False
+    x, wanted = batched(ran.x, heads), batched(result.detach(), heads)
+    if x is None or wanted is None:
+        return False
+    places, rows = (_few(n, most) for n, most in ((x.shape[1], PROBES), (layer.weight.shape[0], ROWS)))
+    some = layer.rows(torch.tensor(rows, device=layer.weight.device))
+    return gives(some, taken(x, 1, places), taken(taken(wanted, 1, places), 2, rows), heads.dtype)
+
+
+def _few(count: int, most: int) -> list[int]:
+    """At most so many of the numbers below `count`, evenly spaced, the first and the last among them."""
+    return sorted({n * (count - 1) // (most - 1) for n in range(most)}) if count else []

@@ -11,9 +11,8 @@ from torch import Tensor
 from clearhead.base.steps import Step, number
 from clearhead.explanation.explanation import Part
 from clearhead.explanation.modules.origin.chain import AXES, Chain, Places, taken
-from clearhead.explanation.modules.origin.find import batched, find, input_step, near
+from clearhead.explanation.modules.origin.find import batched, find, given_heads, gives, input_step, near
 from clearhead.explanation.modules.origin.ran import Origin, Ran
-from clearhead.explanation.modules.origin.written import given_heads, gives
 from clearhead.explanation.modules.projection import Linear, joined_steps
 from clearhead.explanation.shown import Shown
 
@@ -55,7 +54,9 @@ def from_input(origin: Origin, tensors: Mapping[str, Tensor], given: list[Step],
                 made[step.name] = steps
             else:
                 missing.append(f"The {step.name}: {chain.ran.name} makes it at some positions, and not at others.")
-    listed = _count([sources[name] for name in made], [step for steps in made.values() for step in steps]) <= LISTED
+    inputs = {id(sources[name].value): sources[name].value.numel() for name in made}
+    weights = [step.value.numel() for steps in made.values() for step in steps if "in" in step.axes]
+    listed = sum(inputs.values()) + sum(weights) <= LISTED
     steps = list({sources[name].name: sources[name] for name in made}.values()) if listed else []
     for step in given:
         if step.name in made:
@@ -78,32 +79,27 @@ def last_projection(origin: Origin, output: Step, heads: Tensor, shown: Shown) -
     title = "Heads together, and the last projection"
     after = sorted(origin.ran[origin.before :], key=lambda one: one.inner)
     ran = next((one for one in after if _of_heads(one, heads, shown)), None)
-    writer = origin.writer
+    found = ran or origin.writer
+    if found is None:
+        said = (
+            "No last projection was found: no linear layer whose input was the outputs of all heads side by side ran "
+            "after attention, in this module or around it."
+        )
+        return Part(title, (), said)
     if ran is not None and ran.inner:
         said = (
             f"The layer {ran.name} was given the outputs of all heads side by side. The module around it, as of an "
             "adapter, may do more with them, so the module's result is not shown."
         )
         return Part(title, (), said)
-    if ran is not None:
-        name, said, stands = ran.name, f"The module's layer {ran.name}.", _gives(ran, shown, heads)
-        layer = ran.layer if stands else None
-    elif writer is not None:
-        name, said = writer.name, f"The layer {writer.name} of another module."
-        stands = writer.versions.written() is None
-        layer = writer.layer if stands else None
-    else:
-        said = (
-            "No last projection was found: no linear layer whose input was the outputs of all heads side by side ran "
-            "after attention, in this module or around it."
-        )
-        return Part(title, (), said)
+    layer = found.layer if (found.stands if ran is None else _gives(ran, shown, heads)) else None
     if not isinstance(layer, Linear):
         said = (
-            f"The input of the layer {name} was the outputs of all heads side by side. Its result is not that of "
+            f"The input of the layer {found.name} was the outputs of all heads side by side. Its result is not that of "
             "its weights and its bias: the layer computes something else, or these were changed or freed since."
         )
         return Part(title, (), said)
+    said = f"The layer {found.name} of another module." if ran is None else f"The module's layer {ran.name}."
     steps = joined_steps(layer, output, heads, shown)
     if layer.weight.numel() > LISTED:
         steps = [step for step in steps if step.name not in ("W_output", "b_output")]
@@ -129,12 +125,6 @@ def _gives(ran: Ran, shown: Shown, heads: Tensor) -> bool:
     assert isinstance(layer, Linear)
     x, result = (taken(taken(t, 0, list(shown.batches)), 1, list(shown.queries)) for t in (found, wanted))
     return gives(layer, x, result, heads.dtype)
-
-
-def _count(sources: list[Step], steps: list[Step]) -> int:
-    """How many numbers the inputs and weights hold."""
-    inputs = {id(step.value): step.value.numel() for step in sources}
-    return sum(inputs.values()) + sum(step.value.numel() for step in steps if "in" in step.axes)
 
 
 def _places(name: str, shown: Shown, heads: tuple[int, int]) -> Places:

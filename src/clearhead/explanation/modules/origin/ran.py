@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -20,19 +21,17 @@ Kind = type[Linear] | type[Norm]
 Source = Linear | Norm | CalledLayer
 
 
-class Ran(NamedTuple):
-    """A layer, its name in the module, and its input; its result, where it ran after attention.
+@dataclass(frozen=True, eq=False)
+class LayerRun:
+    """A layer that ran, and its name in the module.
 
-    `source`: its numbers, or the module that gives them when it is called. `inner`: whether it ran in a submodule of
-    the module. `versions`: the versions of all these tensors, which tell whether one has been written to since.
+    `source`: its numbers, or the module that gives them when it is called. `versions`: the versions of the tensors that
+    it depends on, which tell whether one has been written to since.
     """
 
     name: str
     source: Source
-    x: Tensor
     versions: Versions
-    result: Tensor | None = None
-    inner: bool = False
 
     @property
     def stands(self) -> bool:
@@ -46,12 +45,15 @@ class Ran(NamedTuple):
     @property
     def out(self) -> int:
         """How many numbers a linear layer makes."""
-        return out_of(self.source)
+        if isinstance(self.source, CalledLayer):
+            return self.source.out
+        assert self.source.weight is not None
+        return self.source.weight.shape[0]
 
     @property
     def layer(self) -> Linear | Norm:
         """The layer. Raises an `UnsupportedError` where the module computes something else."""
-        return read(self.source, self.name)
+        return self.source.read(self.name) if isinstance(self.source, CalledLayer) else self.source
 
     def can_be_read(self) -> bool:
         """Whether the layer's numbers of this run can still be read."""
@@ -59,6 +61,18 @@ class Ran(NamedTuple):
             return self.stands and bool(self.layer)
         except ClearheadError:
             return False
+
+
+@dataclass(frozen=True, eq=False)
+class Ran(LayerRun):
+    """A layer with its input, and its result where it ran after attention.
+
+    `inner`: whether it ran in a submodule of the module. `versions`: those of input and result too.
+    """
+
+    x: Tensor
+    result: Tensor | None = None
+    inner: bool = False
 
 
 class Layers(list[Ran]):
@@ -79,32 +93,7 @@ class Layers(list[Ran]):
 
     def add(self, name: str, inside: Layers) -> None:
         """Add the layers that the submodule `name` ran itself. Of deeper ones a model would keep all its layers."""
-        self.extend(one._replace(name=f"{name}.{one.name}", inner=True) for one in inside if not one.inner)
-
-
-class Writer(NamedTuple):
-    """A linear layer (out, H · Ev) that was given the outputs of a call's heads side by side, and its name.
-
-    `versions`: of its weights, which tell whether they have been written to since.
-    """
-
-    name: str
-    source: Source
-    versions: Versions
-
-    @property
-    def layer(self) -> Linear:
-        """The layer. Raises an `UnsupportedError` where the module computes something else."""
-        found = read(self.source, self.name)
-        assert isinstance(found, Linear)
-        return found
-
-    def can_be_read(self) -> bool:
-        """Whether the layer's numbers of the run can still be read."""
-        try:
-            return self.versions.written() is None and bool(self.layer)
-        except ClearheadError:
-            return False
+        self.extend(replace(one, name=f"{name}.{one.name}", inner=True) for one in inside if not one.inner)
 
 
 class Origin(NamedTuple):
@@ -117,11 +106,11 @@ class Origin(NamedTuple):
 
     ran: list[Ran]
     before: int
-    writers: list[Writer]
+    writers: list[LayerRun]
     turns: tuple[Tensor, Tensor] | None = None
 
     @property
-    def writer(self) -> Writer | None:
+    def writer(self) -> LayerRun | None:
         """The layer that writes the heads: the outermost, with all that an adapter adds inside of it."""
         return self.writers[-1] if self.writers else None
 
@@ -129,12 +118,12 @@ class Origin(NamedTuple):
 def ran(name: str, source: Source, x: Tensor, result: Tensor | None = None) -> Ran:
     """A layer as it ran now."""
     x, kept = x.detach(), None if result is None else result.detach()  # a detached tensor counts the same writes
-    return Ran(name, source, x, Versions((name, t) for t in (x, kept, *_tensors(source)) if t is not None), kept)
+    return Ran(name, source, Versions((name, t) for t in (x, kept, *_tensors(source)) if t is not None), x, kept)
 
 
-def writer(name: str, source: Source) -> Writer:
+def writer(name: str, source: Source) -> LayerRun:
     """A layer that writes the outputs of heads, with its weights of now."""
-    return Writer(name, source, Versions((name, t) for t in _tensors(source) if t is not None))
+    return LayerRun(name, source, Versions((name, t) for t in _tensors(source) if t is not None))
 
 
 def check_unwritten(versions: Versions, name: str) -> None:
@@ -146,18 +135,6 @@ def check_unwritten(versions: Versions, name: str) -> None:
         )
     if found is not None:
         raise ClearheadError(f"{name} were written to since the run. Read this before the next step of the optimizer.")
-
-
-def read(source: Source, name: str) -> Linear | Norm:
-    return source.read(name) if isinstance(source, CalledLayer) else source
-
-
-def out_of(source: Source) -> int:
-    """How many numbers a linear layer makes."""
-    if isinstance(source, CalledLayer):
-        return source.out
-    assert source.weight is not None
-    return source.weight.shape[0]
 
 
 def _tensors(source: Source) -> list[Tensor | None]:
@@ -195,9 +172,8 @@ def noted(
 
 def _is_comparable(tensor: Tensor) -> bool:
     """Whether the vectors of a tensor (..., width) can be read and compared here."""
-    if tensor.is_nested or tensor.layout is not torch.strided or not is_readable(tensor):
-        return False
-    if tensor.ndim < 2 or not tensor.numel() or not tensor.is_floating_point():
+    plain = not tensor.is_nested and tensor.layout is torch.strided and is_readable(tensor)
+    if not plain or tensor.ndim < 2 or not tensor.numel() or not tensor.is_floating_point():
         return False
     # operations on a result of tensor parallelism, which may be on its way still, give plain numbers
     return not has_own_dispatch(tensor) or not has_own_dispatch(tensor[:1].clone())
