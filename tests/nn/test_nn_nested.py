@@ -436,7 +436,7 @@ PADDED = torch.randn(2, 5, E)
 WRONG = {
     "value alone": (lambda: MODULE(PADDED, PADDED, ROWS), ["value is nested"]),
     "nested mask": (lambda: MODULE(X, X, X, ROWS), ["mask is nested", "padded batch"]),
-    "nested attn_mask": (lambda: DROP_IN(X, X, X, attn_mask=ROWS), ["attn_mask is nested"]),
+    "nested attn_mask": (lambda: DROP_IN(X, X, X, attn_mask=ROWS), ["attn_mask is a nested tensor"]),
 }
 
 

@@ -116,12 +116,10 @@ def _asked(reduction: Reduction[Any], whole: Problem) -> _Asked:
             "reductions that have a summary() can be merged."
         )
     asked = _Asked(reduction, meant, summary)
-    if asked.queries.step != 1:
-        raise UnsupportedError(f"{reduction!r:.80}: over ranks a slice of queries cannot have a step.")
-    if len(asked.queries) < whole.sizes.queries and asked.of_queries:
+    if asked.queries.step != 1 or (len(asked.queries) < whole.sizes.queries and asked.of_queries):
         raise UnsupportedError(
             f"{reduction!r:.80} is of some queries, and over ranks statistics of queries are given for all queries of "
-            "this rank: queries can be chosen only for Received and for maps."
+            "this rank: queries can be chosen only for Received and for maps, and cannot have a step."
         )
     if meant.origin is None and any(
         mine is not of_all for mine, of_all in zip(_read(meant), _read(whole), strict=True)

@@ -110,7 +110,6 @@ class MultiHeadCall:
         self.q = _heads.split_heads(module.W_q(self.rows), "W_q", module.head_dim)
         if not self.is_plain:
             _heads.check_groups(self.q, self.k, self.v, module.num_heads, module.num_kv_heads)
-            _heads.check_output("W_o", module.W_o, self.q.shape[1], self.v)
         if self.cache is not None:
             self.cache._check_new(self.k, self.v, module)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from clearhead.base.errors import ShapeError, UnsupportedError
+from clearhead.base.errors import UnsupportedError
 from clearhead.nn._positions import places_of
 from clearhead.nn.prepared_keys import PreparedKeys
 from clearhead.problem.nested import PackedRows, is_nested, pack
@@ -23,7 +23,7 @@ def pack_inputs(
 
     Raises:
         ClearheadError: If some inputs are nested and others are not.
-        ShapeError: If the sequences do not fit each other, or the module.
+        ShapeError: If the sequences do not fit each other.
         UnsupportedError: If there is a cache.
     """
     prepared = isinstance(key, PreparedKeys)
@@ -38,9 +38,6 @@ def pack_inputs(
             "which says how many new keys of each sequence the cache keeps."
         )
     packed = pack(named, hint)
-    for name, given in named.items():
-        if hint == WIDE and given.dim() != 3 and (name == "query" or not prepared):
-            raise ShapeError(f"{name} is nested with {given.dim()} dimensions; expected (B, j, E). {WIDE}")
     rows = packed.rows
     if prepared:
         return packed, rows["query"], key.over(rows["key"], rows["value"]), value
