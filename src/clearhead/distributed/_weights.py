@@ -121,18 +121,13 @@ def _asked(reduction: Reduction[Any], whole: Problem) -> _Asked:
             f"{reduction!r:.80} is of some queries, and over ranks statistics of queries are given for all queries of "
             "this rank: queries can be chosen only for Received and for maps, and cannot have a step."
         )
-    if meant.origin is None and any(
-        mine is not of_all for mine, of_all in zip(_read(meant), _read(whole), strict=True)
-    ):
+    parts = "scores", "visible", "bias"
+    if meant.origin is None and any(getattr(meant, name) is not getattr(whole, name) for name in parts):
         raise UnsupportedError(
             f"{reduction!r:.80} is of another score, mask or bias; over ranks its of() may leave out only queries "
             "and sinks."
         )
     return asked
-
-
-def _read(problem: Problem) -> tuple[Any, ...]:
-    return problem.scores, problem.visible, problem.bias
 
 
 def _in_words(one: _Asked) -> tuple[Any, ...]:

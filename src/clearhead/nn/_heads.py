@@ -84,7 +84,7 @@ class Projection(NamedTuple):
         name = f"{name}.weight"
         if type(layer) not in LINEAR:
             return cls(name, getattr(layer, "in_features", 0) or None, None)  # a lazy layer has 0
-        weight = layer.weight
+        weight: Any = layer.weight
         if is_dtensor(weight) and not get_mode().compiled:  # the compiler traces no device mesh
             check_shared_out(name, weight, head_dim)
         return cls(name, weight.shape[-1], weight)
@@ -161,12 +161,10 @@ def check_inputs(inputs: dict[str, Any], projections: tuple[Projection, ...], ba
     if "key" in inputs and shapes["key"][:-1] != shapes["value"][:-1]:
         raise ShapeError(f"key and value disagree in batch or length: each key needs its value.\n{columns(shapes)}")
     if len(inputs) == 3 and ndim == 3 and not has_one_batch(shapes["query"][at], shapes["key"][at]):
-        place, advice = (
-            ("first: (B, L, E)", "For inputs (L, B, E), the default of torch's modules, pass tensor.transpose(0, 1).")
-            if batch_first
-            else ("second: (L, B, E)", "For inputs (B, L, E) build the module with batch_first=True.")
+        other = "(L, B, E) pass tensor.transpose(0, 1)" if batch_first else "(B, L, E) build it with batch_first=True"
+        raise ShapeError(
+            f"query and key disagree in the batch; the module takes ({order}, E).\n{columns(shapes, at)}\nFor {other}."
         )
-        raise ShapeError(f"query and key disagree in the batch, which comes {place}.\n{columns(shapes, at)}\n{advice}")
 
 
 def has_one_batch(queries: int, keys: int) -> bool:

@@ -172,7 +172,3 @@ def plot(tables: Mapping[str, Tensor], style: Style) -> Axes | np.ndarray:
             panels.append(Panel(table.float().cpu().numpy(), None, title))
     rows, columns = Side("position", shape[0]), Side("entry", shape[1])
     return draw(panels, rows, columns, style, "mean of the cell" if max(shape) > LONG else "value")
-
-
-def check_length(length: int, most: float = 2**20) -> int:
-    return check_count(length, 1, "length", most=most)

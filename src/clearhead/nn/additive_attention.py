@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Never
 
 import torch
 from torch import nn
-from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
 from clearhead.base.arrays import Array, ArrayT, Integers, check_float, is_numpy, to_tensor_float
@@ -21,7 +20,7 @@ from clearhead.masks.base import MaskLike
 from clearhead.nn._heads import check_dtype, reset_modules
 from clearhead.nn._nested import HEADS, pack_inputs
 from clearhead.nn._record import RecordingModule
-from clearhead.nn.prepared_keys import PreparedKeys, check_value_given, unpack_prepared_keys
+from clearhead.nn.prepared_keys import PreparedKeys, unpack_prepared_keys
 from clearhead.problem.lengths import with_lengths
 from clearhead.scores.additive import Additive
 from clearhead.scores.base import Score, draw_linear
@@ -118,17 +117,14 @@ class AdditiveAttention(RecordingModule):
         if isinstance(key, PreparedKeys):
             key, value = unpack_prepared_keys(key, query, value, self)
         else:
-            check_value_given(value)
             _settle(self.W_k, key)
         self._check_layers()
-        score = self._make_score(prepared)
         mask, bias = with_lengths(mask, valid_lens)
         if packed is not None:
             mask = packed.make_mask(mask)
+        given: dict[str, Any] = {"mask": mask, "bias": bias, "align": align, "score": self._make_score(prepared)}
         dropout_p = self.dropout if self.training else 0.0
-        output: ArrayT = self._attend(
-            query, key, value, score=score, mask=mask, bias=bias, align=align, dropout_p=dropout_p
-        ).output
+        output: ArrayT = self._attend(query, key, value, **given, dropout_p=dropout_p).output
         return output if packed is None else packed.nest("query", output)
 
     if TYPE_CHECKING:  # torch declares a call of anything
@@ -166,7 +162,7 @@ class AdditiveAttention(RecordingModule):
     def _check_layers(self) -> None:
         """Check that W_q and W_k are plain matrices: the score reads their weights, and calls no layer."""
         for name, layer in (("W_q", self.W_q), ("W_k", self.W_k)):
-            if isinstance(layer, LazyModuleMixin):  # its first call comes later
+            if isinstance(layer, nn.LazyLinear):  # its first call comes later
                 continue
             if type(layer).forward is not nn.Linear.forward or has_hooks(layer) or layer.bias is not None:
                 raise UnsupportedError(
@@ -193,12 +189,12 @@ def _matrix(width: int | None, name: str, hidden_dim: int, made: dict[str, Any])
     return nn.Linear(check_count(width, 1, name), hidden_dim, bias=False, **made)
 
 
-def _settle(layer: Any, array: Any) -> None:
+def _settle(layer: nn.Module, array: Any) -> None:
     """Give a lazy layer the width of this array, unless a state dict gave it one, by a call with no rows."""
-    shape = tuple(getattr(array, "shape", ()))
-    if not isinstance(layer, LazyModuleMixin) or (is_lazy(layer.weight) and not shape):
-        return  # without a shape attention() raises
-    weight = layer.weight
-    width = shape[-1] if is_lazy(weight) else weight.shape[1]
-    with torch.no_grad():
-        layer(torch.empty(0, width, dtype=weight.dtype, device=weight.device))
+    if not isinstance(layer, nn.LazyLinear):
+        return
+    weight, shape = layer.weight, tuple(getattr(array, "shape", ()))
+    if shape or not is_lazy(weight):  # without a shape attention() raises
+        width = shape[-1] if is_lazy(weight) else weight.shape[1]
+        with torch.no_grad():
+            layer(torch.empty(0, width, dtype=weight.dtype, device=weight.device))

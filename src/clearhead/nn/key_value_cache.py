@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.arrays import Integers, check_float, check_memory, shown
-from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
+from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.mode import any_thread_compiles, get_mode
 from clearhead.base.numbers import check_count
 from clearhead.base.shapes import placed, refuse_fakes
@@ -244,17 +244,12 @@ class KeyValueCache:
         state = self._state
         pairs = () if state is None else (("key", key, state.buffer.keys), ("value", value, state.buffer.values))
         for name, new, old in pairs:  # the whole buffer: no view has to be made
-            if new.shape[:2] != old.shape[:2] or new.shape[3] != old.shape[3]:
-                at = next(at for at in (0, 1, 3) if new.shape[at] != old.shape[at])
-                rows = {"cache": tuple(getattr(state, name).shape), f"new {name}": tuple(new.shape)}
+            agree = new.shape[:2] == old.shape[:2] and new.shape[3] == old.shape[3]
+            if not agree or new.dtype != old.dtype or new.device != old.device:
                 raise ShapeError(
-                    f"the new {name}s differ in {('batch', 'key heads', '', 'width')[at]} from those in the cache.\n"
-                    f"{columns(rows, at - 4)}\nEach module and each batch needs its own KeyValueCache()."
-                )
-            if new.dtype != old.dtype or new.device != old.device:
-                raise ClearheadError(
-                    f"the new {name}s, shape {tuple(new.shape)}, are {new.dtype} on {new.device}, and the cache holds "
-                    f"{old.dtype} on {old.device}. Start with an empty KeyValueCache() after the module was converted."
+                    f"the new {name}s are {shown(new)}, and the cache holds {shown(getattr(state, name))}: batch, key "
+                    "heads, width, dtype and device must be the same.\nEach module and each batch needs its own "
+                    "KeyValueCache(), and so does a module that was converted."
                 )
             if type(new) is not type(old):
                 refuse_fakes({f"the new {name}": new, "the cache": old})
@@ -326,7 +321,7 @@ class KeyValueCache:
         return f"KeyValueCache({', '.join(said)})"
 
 
-def _check_indices(indices: Any, batch: int) -> Tensor:
+def _check_indices(indices: Any, batch: int) -> Any:
     """Integers (N,) from 0 up to the batch."""
     dtype = indices.dtype if isinstance(indices, Tensor) else torch.bool
     if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool or indices.ndim != 1:

@@ -16,7 +16,7 @@ from clearhead.base.numbers import check_count
 from clearhead.base.pictures import Style
 from clearhead.base.shapes import placed
 from clearhead.nn._nested import encode_rows
-from clearhead.nn._positions import check_embedded, check_length, count_of, places_of, plot, spread
+from clearhead.nn._positions import check_embedded, count_of, places_of, plot, spread
 from clearhead.problem.nested import is_nested
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class LearnedPositionalEncoding(nn.Module):
         `length`: how many positions, from 0 on; None is all. `ax`: the axes to draw on; None makes new axes. Above
         1,024 positions or entries a cell is the mean of several numbers.
         """
-        count = len(self.P) if length is None else check_length(length, len(self.P))
+        count = len(self.P) if length is None else check_count(length, 1, "length", len(self.P))
         return cast("Axes", plot({"": self.P[:count]}, Style(title, cmap, "signed", ax)))
 
     def extra_repr(self) -> str:

@@ -15,7 +15,7 @@ from clearhead.base.pictures import Style
 from clearhead.base.text import brief
 from clearhead.base.torch_private import has_hooks
 from clearhead.nn._nested import encode_rows
-from clearhead.nn._positions import Tabled, check_length, places_of, plot
+from clearhead.nn._positions import LARGEST, Tabled, places_of, plot
 from clearhead.nn.rotary_scaling import RotaryScaling
 from clearhead.problem.nested import is_nested
 
@@ -138,7 +138,7 @@ class RotaryEmbedding(Tabled):
         `length`: how many positions, from 0 on. Above 1,024 positions or pairs a cell is the mean of several numbers.
         Returns the two axes.
         """
-        rows = self._upto(check_length(length), torch.float32, torch.device("cpu"))[:length]
+        rows = self._upto(check_count(length, 1, "length", LARGEST), torch.float32, torch.device("cpu"))[:length]
         cos, sin = rows.chunk(2, -1)
         return cast(np.ndarray, plot({"cos θ": cos, "sin θ": sin}, Style(title, cmap, "signed")))
 

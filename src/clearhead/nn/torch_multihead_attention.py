@@ -215,7 +215,7 @@ class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
             names = [f"{side}_proj_weight" for side in "qkv"]
             weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
         rows = [weight.shape[0] for weight in weights]
-        biases = [None] * 3 if self.in_proj_bias is None else self.in_proj_bias.split(rows)
+        biases = [None] * 3 if self.in_proj_bias is None else torch.split(self.in_proj_bias, rows)
         return list(zip(names, weights, biases, strict=True))
 
 
