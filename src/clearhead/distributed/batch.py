@@ -114,17 +114,14 @@ def shard_batch(batch: Mapping[str, object], layout: Layout, *, shift: bool = Tr
 
 def _checked(batch: Any, layout: Layout) -> dict[str, Tensor]:
     """The tensors of a batch, by name. Raises an error for an entry that cannot be shared out."""
-    if not isinstance(batch, Mapping):
-        raise ClearheadError(
-            f"batch is a {type(batch).__name__}; pass a mapping with input_ids, such as a tokenizer's."
-        )
-    given = {name: value for name, value in batch.items() if value is not None}
+    named = batch if isinstance(batch, Mapping) else {}
+    given = {name: value for name, value in named.items() if value is not None}
     first = [name for name in ("input_ids", "inputs_embeds") if name in given]
     if len(first) != 1 or not given.keys() <= {*BY_POSITION, "labels"}:
         raise ClearheadError(
-            f"batch has {sorted(given)!r:.200}; pass input_ids (B, L), or inputs_embeds (B, L, E) in their place, and "
-            f"of the others {', '.join(BY_POSITION[2:])} and labels alone. Packed documents are marked by position_ids "
-            "that begin again from 0."
+            f"batch is a {type(batch).__name__} with {sorted(given)!r:.200}; pass a mapping with input_ids (B, L), or "
+            f"inputs_embeds (B, L, E) in their place, and of the others {', '.join(BY_POSITION[2:])} and labels alone. "
+            "Packed documents are marked by position_ids that begin again from 0."
         )
     rows = [*getattr(given[first[0]], "shape", ()), "B"][0]
     for name, value in given.items():

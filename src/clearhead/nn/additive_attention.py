@@ -18,7 +18,7 @@ from clearhead.base.shapes import AlignLike
 from clearhead.base.torch_private import has_hooks, put_parts
 from clearhead.masks.base import MaskLike
 from clearhead.nn._heads import check_dtype, reset_modules
-from clearhead.nn._nested import HEADS, pack_inputs
+from clearhead.nn._nested import pack_inputs
 from clearhead.nn._record import RecordingModule
 from clearhead.nn.prepared_keys import PreparedKeys, unpack_prepared_keys
 from clearhead.problem.lengths import with_lengths
@@ -111,7 +111,7 @@ class AdditiveAttention(RecordingModule):
         """
         if others:
             raise_unknown_keywords("AdditiveAttention.forward", self.forward, others)
-        packed, query, key, value = pack_inputs(query, key, value, hint=HEADS)
+        packed, query, key, value = pack_inputs(query, key, value)
         _settle(self.W_q, query)
         prepared = isinstance(key, PreparedKeys)
         if isinstance(key, PreparedKeys):
@@ -137,7 +137,7 @@ class AdditiveAttention(RecordingModule):
         here, before any mask is known.
         Raises a `ClearheadError` for other widths or dtypes than the module's. Cost: Lk·Ek·hidden_dim multiplications.
         """
-        packed, _, key, value = pack_inputs(key, key, value, hint=HEADS)
+        packed, _, key, value = pack_inputs(key, key, value)
         if packed is not None:
             row = self.prepare(key, value)
             return row.over(packed.nest("key", row._key), packed.nest("key", value))

@@ -13,7 +13,6 @@ from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ClearheadError
 from clearhead.base.numbers import check_count, check_flag
 from clearhead.base.shapes import Align, Sizes
-from clearhead.base.torch_private import parts_of
 from clearhead.nn._heads import (
     Projection,
     check_groups,
@@ -98,9 +97,8 @@ class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
     def reset_parameters(self) -> None:
         """Draw all parameters anew, as torch's module draws them."""
         reset_modules(self.out_proj)
-        for name, parameter in parts_of(self)[0].items():
-            if parameter is not None:
-                _ = nn.init.zeros_(parameter) if name == "in_proj_bias" else nn.init.xavier_uniform_(parameter)
+        for name, parameter in self.named_parameters(recurse=False):
+            _ = nn.init.zeros_(parameter) if name == "in_proj_bias" else nn.init.xavier_uniform_(parameter)
         if self.out_proj.bias is not None:
             nn.init.zeros_(self.out_proj.bias)
 
