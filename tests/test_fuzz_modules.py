@@ -17,9 +17,8 @@ def test_no_module_is_beyond_its_budget(first, stop):
 
 
 def split_by_number(projected, name, head_dim):
-    return (
-        _heads.unflatten(projected, -1, 2, -1).transpose(1, 2) if projected.shape[-1] % 2 == 0 else projected[:, None]
-    )
+    even = projected.shape[-1] % 2 == 0
+    return projected.unflatten(-1, (2, -1)).transpose(1, 2) if even else projected[:, None]
 
 
 COMMIT = KeyValueCache._commit

@@ -82,7 +82,7 @@ LAYOUT = D.ZigZag(8, 2)
     ("batch", "words"),
     [
         ([IDS], "pass a mapping"),
-        ({}, "pass input_ids"),
+        ({}, "with input_ids"),
         ({"input_ids": IDS, "inputs_embeds": IDS[..., None].float()}, "in their place"),
         ({"input_ids": IDS, "pixel_values": IDS}, "'pixel_values'"),
         ({"input_ids": IDS.tolist()}, "pass a tensor"),

@@ -14,16 +14,16 @@ REFUSED = {
     "a rule of the head, joined": "not the same for all heads",
     "a bias by a rule of the head": "not the same for all heads",
     "a mask of all heads": "does not fit the scores", "a tensor of all heads": "does not broadcast",
-    "a cache beside DTensors": "a cache computes with", "a mask beside DTensors": "DTensor",
-    "the whole again": "done", "additive": "has hooks",
+    "a cache beside DTensors": "done", "a mask beside DTensors": "DTensor",
+    "the whole again": "done", "additive": "hooks",
     "torch's": "heads side by side", "sinks of all heads": "one logit a head",
     "a scale of all heads": "cut them as the layers", "a gate of all heads": "cut W_g",
     "a bias of the module": "not the same for all heads", "a norm of all heads": "query_norm has parameters",
     "a temperature of all heads": "temperature has parameters", "a learnt score of all heads": "score has parameters",
-    "a learnt bias of every head": "score_bias has parameters", "a norm beside DTensors": "query_norm computes with",
-    "a scale beside DTensors": "temperature computes with", "positions beside DTensors": "rotary computes with",
-    "turns of one's own": "rotary computes with",
-    "a gate beside DTensors": "W_g computes with",
+    "a learnt bias of every head": "score_bias has parameters", "a norm beside DTensors": "got mixed",
+    "a scale beside DTensors": "got mixed", "positions beside DTensors": "got mixed",
+    "turns of one's own": "got mixed",
+    "a gate beside DTensors": "got mixed",
 }  # fmt: skip
 
 

@@ -243,8 +243,8 @@ def test_copies_of_the_caches_of_many_layers_go_to_no_other_layer(seed):
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        (lambda: MultiHeadAttention(16, 2), "differ in key heads"),
-        (lambda: MultiHeadAttention(16, 4, head_dim=3), "differ in width"),
+        (lambda: MultiHeadAttention(16, 2), "the new keys are \\(2, 2, 6, 8\\)"),
+        (lambda: MultiHeadAttention(16, 4, head_dim=3), "the new keys are \\(2, 4, 6, 3\\)"),
         (lambda: make().double(), "torch.float64"),
     ],
 )

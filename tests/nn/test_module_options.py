@@ -387,14 +387,9 @@ WRONG = {
         r"gave \(2, 2, 5, 2\).*keeps this shape",
     ),
     "a scale of another shape": (lambda m: m(scale=torch.ones(3)), r"scale has shape \(3,\).*one a head, \(2,\)"),
-    "a scale elsewhere": (lambda m: m(scale=torch.ones(2, device="meta"))(X, X, X), "scale or temperature is on meta"),
     "a scale of heads that are gone": (
         lambda m: changed(m(scale=torch.ones(2)), scale=torch.ones(3))(X, X, X),
         "hold 3 numbers",
-    ),
-    "a scale of heads that are gone, beside a temperature": (
-        lambda m: changed(m(scale=torch.ones(2), temperature=torch.ones(2)), scale=torch.ones(4))(X, X, X),
-        "scale holds 4 numbers and temperature 2",
     ),
     "an unknown gate": (lambda m: m(gate="headwize"), 'expected "elementwise"'),
     "a gate of other heads": (lambda m: changed(m(gate="headwise"), W_g=nn.Linear(8, 1))(X, X, X), "for 1 heads"),

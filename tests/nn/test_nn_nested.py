@@ -192,13 +192,16 @@ def by_torch(module, query, key, value, **options):
 
 @pytest.mark.parametrize("need_weights", [True, False])
 @pytest.mark.parametrize("batch_first", [True, False])
-@pytest.mark.parametrize("mask", ["none", "bool", "float", "of each head"])
+@pytest.mark.parametrize("mask", ["none", "bool", "float", "of each head", "padding", "float padding"])
 def test_torchs_call(mask, batch_first, need_weights):
     torch.manual_seed(0)
     masks = {"bool": ~BOOL[0, 0], "float": NUMBERS[0, 0], "of each head": ~BOOL.flatten(0, 1)}
+    padding = {"padding": ~BOOL[:, 0, 0], "float padding": NUMBERS[:, 0, 0]}.get(mask)
     found = masks.get(mask)
 
     def alone(n):
+        if padding is not None:
+            return {"key_padding_mask": padding[n : n + 1, : LENGTHS[n]], "need_weights": need_weights}
         if found is None:
             return {"need_weights": need_weights}
         own = found[n * H : (n + 1) * H] if found.ndim == 3 else found
@@ -206,7 +209,7 @@ def test_torchs_call(mask, batch_first, need_weights):
 
     module = TorchMultiheadAttention(E, H, batch_first=batch_first)
     x = parts(LENGTHS)
-    compare(module, (x, x, x), by_torch, alone, attn_mask=found, need_weights=need_weights)
+    compare(module, (x, x, x), by_torch, alone, attn_mask=found, key_padding_mask=padding, need_weights=need_weights)
     theirs = nn.MultiheadAttention(E, H, batch_first=True)
     theirs.load_state_dict(module.state_dict())
     wanted = theirs(x[1][None], x[1][None], x[1][None])[0][0]
@@ -436,7 +439,7 @@ PADDED = torch.randn(2, 5, E)
 WRONG = {
     "value alone": (lambda: MODULE(PADDED, PADDED, ROWS), ["value is nested"]),
     "nested mask": (lambda: MODULE(X, X, X, ROWS), ["mask is nested", "expected a Mask"]),
-    "nested attn_mask": (lambda: DROP_IN(X, X, X, attn_mask=ROWS), ["attn_mask is nested"]),
+    "nested attn_mask": (lambda: DROP_IN(X, X, X, attn_mask=ROWS), ["attn_mask is a nested tensor"]),
 }
 
 

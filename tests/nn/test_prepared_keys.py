@@ -224,13 +224,13 @@ def test_empty():
 
 Q, K, V = inputs()
 WRONG = {
-    "a value beside": (lambda a: a(Q, a.prepare(K, V), V), ["a value, shape (2, 7, 10)", "attend(query, prepared)"]),
+    "a value beside": (lambda a: a(Q, a.prepare(K, V), V), ["a value, (2, 7, 10)", "attend(query, prepared)"]),
     "a mask in its place": (lambda a: a(Q, a.prepare(K, V), ch.Causal()), ["a value, a Causal", "mask="]),
     "of another": (lambda a: a(Q, heads().prepare(K, V)), ["PreparedKeys(key (2, 4, 7, 3)", "another module"]),
     "of other widths": (lambda a: a(Q, MultiHeadAttention(12, 2, kdim=6, vdim=10).prepare(K, V)), ["another module"]),
     "of another kind": (lambda a: a(Q, additive().prepare(K, V)), ["PreparedKeys(key (2, 7, 8)", "another module"]),
     "of a copy": (lambda a: a(Q, copy.deepcopy(a).prepare(K, V)), ["another module"]),
-    "no value": (lambda a: a(Q, K), ["value is missing", "prepare(key, value)"]),
+    "no value": (lambda a: a(Q, K), ["value is a NoneType"]),
     "key and value": (lambda a: a.prepare(K, V[:, :3]), ["key and value disagree"]),
     "a width": (lambda a: a.prepare(K[..., :3], V), ["key", "(2, 7, 3)", "6"]),
     "a dtype": (lambda a: a.prepare(K.double(), V.double()), ["float64", "W_k.weight"]),

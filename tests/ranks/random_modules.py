@@ -27,7 +27,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 import clearhead as ch
-from clearhead.nn import MultiHeadAttention, _heads, multi_head_attention
+from clearhead.nn import MultiHeadAttention, _heads
 
 CHECKS = (modules.check_heads, modules.check_heads, modules.check_decoding)
 HEADS = ("sinks", "scale", "temperature")
@@ -175,8 +175,7 @@ class Shared:
 
 def with_two_heads(rank: int, *given: Any) -> dict[str, Any]:
     """A planted fault: the width of a head follows from a number of heads."""
-    by_number = lambda projected, name, head_dim: _heads.unflatten(projected, -1, 2, -1).transpose(1, 2)
-    multi_head_attention.split_heads = by_number  # type: ignore[assignment]
+    _heads.split_heads = lambda projected, name, head_dim: projected.unflatten(-1, (2, -1)).transpose(1, 2)
     return everything(rank, *given)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ranks.words import each_said
+from ranks.words import said
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
@@ -180,4 +180,4 @@ def refused(rank: int) -> dict[str, str]:
     theirs = TorchMultiheadAttention(E, HEADS, batch_first=True).double()
     mesh = init_device_mesh("cpu", (ranks,))
     calls["torch's"] = partial(parallelize_module(theirs, mesh, {"out_proj": RowwiseParallel()}), x, x, x)
-    return each_said(calls)
+    return {name: said(call, RuntimeError) for name, call in calls.items()}

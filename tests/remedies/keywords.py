@@ -112,7 +112,6 @@ def _built(who: str, name: str, fragment: str, rest: str, layer: str, meant: lis
 
 
 CAPPED = "(lambda made: ch.attention(x, x, x, **made))(dict(@))"
-TURNED = "ch.nn.RotaryEmbedding(4)(x)"
 BETWEEN = "(lambda SlidingWindow: attention(x, x, x, @))(ch.SlidingWindow)"
 BUILT = [
     _built("MultiHeadAttention", "num_hiddens", "embed_dim=num_hiddens", "num_heads=2", "q", [8, 8]),
@@ -140,10 +139,6 @@ BUILT = [
         setup="sliding_window = 2",
     ),
     case(
-        "ch.nn.MultiHeadAttention(8, 2, rotary=ch.nn.RotaryEmbedding(8))",
-        ("RotaryEmbedding(dim=4)", "ch.nn.MultiHeadAttention(8, 2, rotary=ch.nn.@).rotary(x)", TURNED),
-    ),
-    case(
         "ch.nn.RotaryEmbedding(4, rope_theta=50.0)",
         ("base=rope_theta", "ch.nn.RotaryEmbedding(4, @)(x)", "ch.nn.RotaryEmbedding(4, 50.0)(x)"),
         setup="rope_theta = 50.0",
@@ -162,11 +157,6 @@ BUILT = [
         "Lengths([1.0, 2.0, 3.0, 4.0])",
         ("[int(n) for n in valid_lens]", "attention(x, x, x, valid_lens=@)", "plain(x, x, x, steps)"),
         setup="valid_lens = [1.0, 2.0, 3.0, 4.0]; steps = torch.arange(4) < torch.tensor(valid_lens)[:, None, None]",
-    ),
-    case(
-        "attend(x, x, x, torch.tensor([1.0, 2.0, 3.0, 4.0]))",
-        ("valid_lens=mask.long()", "attend(x, x, x, @)", "of_torch(x, torch.arange(4) >= mask[:, None])"),
-        setup="mask = torch.tensor([1.0, 2.0, 3.0, 4.0])",
     ),
 ]
 

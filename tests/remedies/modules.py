@@ -94,11 +94,8 @@ def slopes(output):
     module = made()
     with torch.enable_grad():
         return torch.autograd.grad(output(module).pow(2).sum(), module.W_k.weight)[0]
-def moved(run):
-    return torch.func.jvp(run, (x,), (x.flip(0),))[1]
 even = MaskFunction(lambda b, h, q, k: k % 2 == 0)
 apart = torch.arange(4)[:, None] - torch.arange(4)
-alibi = -torch.tensor([1 / 16, 1 / 256])[:, None, None] * apart.abs()
 parts, layer = KeyValueCache(), 0
 parts.of(1)
 """
@@ -164,16 +161,6 @@ def exported(make):
         ),
         setup=NESTED,
     ),
-    case(
-        "ch.nn.TorchMultiheadAttention(8, 2, batch_first=True)(jagged, jagged, jagged, key_padding_mask=rows[:2])",
-        (
-            "to_padded_tensor(0.0)",
-            "theirs(*[jagged.@] * 3, key_padding_mask=outside)[0][1]",
-            "torchs(*[padded] * 3, key_padding_mask=outside)[0][1]",
-        ),
-        setup=NESTED + "outside, torchs = ~rows[:2], torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()\n"
-        "theirs = ch.nn.TorchMultiheadAttention.from_torch(torchs)",
-    ),
     # modules
     case(
         "made(score=ch.Cosine(), scale=2.0)",
@@ -226,15 +213,6 @@ def exported(make):
         setup=OPTIONS,
     ),
     case(
-        "made(query_norm=torch.nn.RMSNorm(8))",
-        (
-            "torch.nn.RMSNorm(4)",
-            "made(query_norm=@)(x, x, x)",
-            "formula(made(), x, x, lambda t, at: 2 * unit(t) if at is not None else t, at=at)",
-        ),
-        setup=OPTIONS,
-    ),
-    case(
         "made(query_norm=Unit)",
         (
             "expected a module",
@@ -242,11 +220,6 @@ def exported(make):
             "formula(made(), x, x, lambda t, at: unit(t))",
         ),
         setup=OPTIONS,
-    ),
-    case(
-        "module(x, x, x)",
-        ("module.to('cpu', torch.float32)", "(lambda module: @)(module)(x, x, x)", "of_torch(x)"),
-        setup="import copy; module = copy.deepcopy(attend); module.W_o.double()",
     ),
     case(
         "part(module)(x, x, x, bias=ALiBi(2))",
@@ -259,20 +232,6 @@ def exported(make):
     ),
     case(
         "called(lambda module: module.W_q.register_forward_hook(lambda *given: None))",
-        (
-            "clearhead.attention(W_q(query), W_k(key), value, score=Additive.from_weights(None, None, w_v))",
-            "(lambda clearhead, Additive, W_q, W_k, w_v: @)(ch, ch.Additive, module.W_q, module.W_k, module.w_v)",
-            "formula()",
-        ),
-        setup=ADDITIVE,
-    ),
-    case(
-        "called(lambda module: setattr(module, 'W_q', torch.nn.Linear(8, 5)))",
-        (
-            "torch.nn.Linear(8, 5, bias=False)",
-            "called(lambda module: setattr(module, 'W_q', @)) - formula()",
-            "torch.zeros(4, 4, 8)",
-        ),
         (
             "clearhead.attention(W_q(query), W_k(key), value, score=Additive.from_weights(None, None, w_v))",
             "(lambda clearhead, Additive, W_q, W_k, w_v: @)(ch, ch.Additive, module.W_q, module.W_k, module.w_v)",
@@ -323,33 +282,6 @@ def exported(make):
         setup=CACHED + "SlidingWindow, PrefixLM = ch.SlidingWindow, ch.PrefixLM\n",
     ),
     case(
-        "decoded(KeyValueCache(window=4), Causal(), ALiBi(2))",
-        (
-            "KeyValueCache(capacity=...)",
-            "decoded(KeyValueCache(capacity=4), Causal(), ALiBi(2)) # @",
-            "formula(made(), x, x, keep=low, added=alibi)",
-        ),
-        setup=CACHED,
-    ),
-    case(
-        "decoded(KeyValueCache(window=4), Causal(), score=nearer)",
-        (
-            "KeyValueCache(capacity=...)",
-            "decoded(KeyValueCache(capacity=4), Causal(), score=nearer) # @",
-            "formula(made(), x, x, keep=low, added=-0.5 * apart.abs())",
-        ),
-        setup=CACHED + "nearer = ch.Dot().then(lambda s, b, h, i, j: s - 0.5 * (i - j).abs())\n",
-    ),
-    case(
-        "decoded(KeyValueCache(first=2), Causal())",
-        (
-            "KeyValueCache(window=256, first=2)",
-            "decoded(@, Causal())",
-            "formula(made(), x, x, keep=low)",
-        ),
-        setup=CACHED,
-    ),
-    case(
         "decoded(KeyValueCache(capacity=3), Causal())",
         (
             "KeyValueCache(capacity=...)",
@@ -368,15 +300,6 @@ def exported(make):
         ("torch.no_grad()", "within(@)", "formula(made(), x, x)"),
         ("torch.inference_mode()", "within(@)", "formula(made(), x, x)"),
         ("KeyValueCache()", "slopes(lambda m: m(x, x, x, cache=@))", "slopes(lambda m: formula(m, x, x))"),
-        setup=CACHED,
-    ),
-    case(
-        "moved(lambda x: decoded(KeyValueCache(capacity=4), Causal(), x=x))",
-        (
-            "KeyValueCache()",
-            "moved(lambda x: decoded(@, Causal(), x=x))",
-            "moved(lambda x: formula(made(), x, x, keep=low))",
-        ),
         setup=CACHED,
     ),
     case(

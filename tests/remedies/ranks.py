@@ -16,7 +16,7 @@ import transformers
 from ranks.of_transformers import LENGTH, SMALL, batch_of, llama, made
 from ranks.tensor_parallel import drawn, expected, shared
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, distribute_tensor
 
 import clearhead as ch
 
@@ -37,14 +37,6 @@ def of_attention(rank: int) -> dict[str, Case]:
     square = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "cp"))
     half = slice(0, 11) if rank == 0 else slice(11, LENGTH)
     spread = distribute_tensor(query, mesh, [Replicate()])
-    table = ch.nn.LearnedPositionalEncoding(LENGTH, 4)
-    P = table.P.detach().clone()
-    split = ch.nn.LearnedPositionalEncoding(LENGTH, 4)
-    split.P = torch.nn.Parameter(distribute_tensor(P, mesh, [Replicate()]))
-    theirs = torch.nn.MultiheadAttention(8, 2, batch_first=True)
-    packed = ch.nn.TorchMultiheadAttention.from_torch(theirs)
-    packed.in_proj_weight = torch.nn.Parameter(distribute_tensor(theirs.in_proj_weight.detach(), mesh, [Shard(0)]))
-    x = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(1))
 
     def merged() -> Any:
         with torch.no_grad():
@@ -116,18 +108,6 @@ def of_attention(rank: int) -> dict[str, Case]:
             lambda: ch.attention(spread.to_local(), *[spread.full_tensor()] * 2, mask=ch.Causal()),
             lambda: plain(query, query, query, torch.ones(LENGTH, LENGTH).tril().bool()),
         ),
-        "a table that is a DTensor": (
-            lambda: split(query),
-            ["pass x as a DTensor", "keep P whole"],
-            lambda: split(spread).full_tensor() + table(query),
-            lambda: 2 * query + P + table.P,
-        ),
-        "torch's module with a DTensor": (
-            lambda: packed(x, x, x),
-            ["MultiHeadAttention.from_torch(module)"],
-            lambda: shared(ch.nn.MultiHeadAttention.from_torch(theirs))(x, x, x),
-            lambda: theirs(x, x, x)[0],
-        ),
         **of_heads(rank),
     }
 
@@ -139,17 +119,11 @@ def of_heads(rank: int) -> dict[str, Case]:
     shared(module)
     with_norm = lambda: drawn(query_norm=torch.nn.RMSNorm(4))[0]
     normed = expected(with_norm(), x, torch.ones(6, 6, dtype=torch.bool)).detach()
-    whole, beside, by_head = shared(with_norm()), shared(with_norm(), local=False), shared(with_norm(), norms=True)
+    whole, by_head = shared(with_norm()), shared(with_norm(), norms=True)
     return {
         "a norm of all heads": (
             lambda: whole(x, x, x),
             ["Share out a norm by SequenceParallel(sequence_dim=1, use_local_output=True)", "requires_grad_(False)"],
-            lambda: by_head(x, x, x),
-            lambda: normed,
-        ),
-        "a norm beside DTensors": (
-            lambda: beside(x, x, x),
-            ["Share out W_q, W_k, W_v and W_g by ColwiseParallel(), whose outputs are local tensors"],
             lambda: by_head(x, x, x),
             lambda: normed,
         ),
@@ -227,7 +201,7 @@ def of_models(rank: int) -> dict[str, Case]:
         "no mapping": (lambda: D.shard_batch(ids, layout), ["a mapping with input_ids"], right, lambda: logits),
         "lists": (
             lambda: D.shard_batch({"input_ids": ids.tolist()}, layout),
-            [f"a tensor of whole sequences, (B, {LENGTH})"],
+            ["a tensor of whole sequences"],
             right,
             lambda: logits,
         ),

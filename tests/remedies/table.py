@@ -857,10 +857,6 @@ CASES = [
         setup="y = x[:, :3].transpose(0, 1); x = x[:, :3]\nm = of_torch\ndef of_torch(x):\n    return module_(x)\nmodule_ = lambda x: as_torch(x, x, x)[0]",
     ),
     case(
-        "as_torch(x, x, x, attn_mask=matrix.to('meta'))",
-        ("attn_mask.to(query)", "as_torch(x, x, x, attn_mask=~matrix)[0] # @", "of_torch(x, None, ~matrix)"),
-    ),
-    case(
         "ch.nn.LearnedPositionalEncoding(2, 8)(x)",
         ("max_len=4", "ch.nn.LearnedPositionalEncoding(embed_dim=8, @)(x)[..., :0]", "x[..., :0]"),
     ),

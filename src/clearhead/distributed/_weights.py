@@ -98,13 +98,6 @@ class _Asked(NamedTuple):
     def queries(self) -> range:
         return range(self.meant.sizes.queries) if self.meant.origin is None else self.meant.origin[2]
 
-    @property
-    def of_queries(self) -> bool:
-        """Whether the summary has a number for each query."""
-        own = self.summary
-        some = own.output, own.rows, own.entropy, own.best, own.top, own.groups is not None, own.distance is not None
-        return any(some)
-
 
 def _asked(reduction: Reduction[Any], whole: Problem) -> _Asked:
     reduction.check(whole)
@@ -116,25 +109,20 @@ def _asked(reduction: Reduction[Any], whole: Problem) -> _Asked:
             "reductions that have a summary() can be merged."
         )
     asked = _Asked(reduction, meant, summary)
-    if asked.queries.step != 1:
-        raise UnsupportedError(f"{reduction!r:.80}: over ranks a slice of queries cannot have a step.")
-    if len(asked.queries) < whole.sizes.queries and asked.of_queries:
+    of_queries = any((summary.output, summary.rows, summary.entropy, summary.best, summary.top))
+    of_queries = of_queries or summary.groups is not None or summary.distance is not None
+    if asked.queries.step != 1 or (len(asked.queries) < whole.sizes.queries and of_queries):
         raise UnsupportedError(
             f"{reduction!r:.80} is of some queries, and over ranks statistics of queries are given for all queries of "
-            "this rank: queries can be chosen only for Received and for maps."
+            "this rank: queries can be chosen only for Received and for maps, and cannot have a step."
         )
-    if meant.origin is None and any(
-        mine is not of_all for mine, of_all in zip(_read(meant), _read(whole), strict=True)
-    ):
+    parts = "scores", "visible", "bias"
+    if meant.origin is None and any(getattr(meant, name) is not getattr(whole, name) for name in parts):
         raise UnsupportedError(
             f"{reduction!r:.80} is of another score, mask or bias; over ranks its of() may leave out only queries "
             "and sinks."
         )
     return asked
-
-
-def _read(problem: Problem) -> tuple[Any, ...]:
-    return problem.scores, problem.visible, problem.bias
 
 
 def _in_words(one: _Asked) -> tuple[Any, ...]:
@@ -161,15 +149,10 @@ def _together(summaries: list[Summary]) -> tuple[list[Summary], list[int]]:
     few: list[Summary] = []
     places = []
     for summary in summaries:
-        for at, other in enumerate(few):
-            both = other.with_also(summary)
-            if both is not None:
-                few[at] = both
-                places.append(at)
-                break
-        else:
-            few.append(summary)
-            places.append(len(few) - 1)
+        joined: list[Any] = [*(other.with_also(summary) for other in few), summary]
+        at = next(at for at, both in enumerate(joined) if both is not None)
+        few[at : at + 1] = [joined[at]]
+        places.append(at)
     return few, places
 
 

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
 from clearhead.distributed.channel import Channel
-from clearhead.distributed.layout import Layout
 from clearhead.distributed.pieces import Shard
 from clearhead.problem.visible import intervals_of
 from clearhead.scores.base import Pairwise
@@ -65,7 +64,7 @@ def _of_call(shard: Shard, call: tuple[Any, ...], reads: tuple[Tensor, ...]) -> 
     yield "the call", call
     yield "what the call reads", tuple(map(_of_tensor, reads))
     visible, bias, scores = local.visible, local.bias, local.scores
-    yield "the layout", _layout(needs.layout)
+    yield "the layout", tuple(tuple((c.start, c.stop) for c in own) for own in needs.layout.chunks)
     yield "the batch and the heads", (needs.sizes.batch, needs.sizes.heads, local.key.shape[1])
     yield "the width of query, key and value", tuple(t.shape[-1] for t in inputs)
     yield "the dtype", tuple(str(t.dtype) for t in inputs)
@@ -85,10 +84,6 @@ def _of_call(shard: Shard, call: tuple[Any, ...], reads: tuple[Tensor, ...]) -> 
     tensors = local.query, local.key, local.value, local.sinks, *local.added
     grads = tuple(torch.is_grad_enabled() and t is not None and t.requires_grad for t in tensors)
     yield "which inputs need a gradient", grads
-
-
-def _layout(layout: Layout) -> tuple[Any, ...]:
-    return tuple(tuple((c.start, c.stop) for c in own) for own in layout.chunks)
 
 
 def _of_array(array: np.ndarray[Any, Any]) -> bytes:

@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clearhead.base.arrays import shown
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.text import outlined
 from clearhead.distributed.agreement import compare
 from clearhead.distributed.channel import Channel
-from clearhead.distributed.layout import Layout
+from clearhead.distributed.layout import Layout, check_layout
 from clearhead.problem.problem import refuse_distributed
 
 IGNORED = -100  # the label of a position without a target, as in transformers
@@ -47,14 +48,10 @@ class ShardedBatch:
         """
         if self.targets is None:
             raise ClearheadError("the batch has no labels: give shard_batch a batch with labels for a loss.")
-        if not isinstance(logits, Tensor):
-            raise ClearheadError(
-                f"logits is a {type(logits).__name__}; pass the tensor (B, l, vocabulary), such as output.logits."
-            )
-        if logits.ndim != 3 or logits.shape[:2] != self.targets.shape:
+        if not isinstance(logits, Tensor) or logits.ndim != 3 or logits.shape[:2] != self.targets.shape:
             raise ShapeError(
-                f"logits has shape {tuple(logits.shape)}, and this rank's part of the batch has "
-                f"{tuple(self.targets.shape)} targets: pass those of model(**batch.inputs), (B, l, vocabulary)."
+                f"logits is {shown(logits)}, and this rank's part of the batch has {tuple(self.targets.shape)} "
+                "targets: pass those of model(**batch.inputs), (B, l, vocabulary), such as output.logits."
             )
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1)
         targets = self.targets.flatten().to(logits.device)
@@ -93,8 +90,7 @@ def shard_batch(batch: Mapping[str, object], layout: Layout, *, shift: bool = Tr
     `backward` on `loss * layout.ranks` instead.
     Raises a `ClearheadError` for other keys, shapes and layouts, and where the ranks have different batches.
     """
-    if not isinstance(layout, Layout):
-        raise ClearheadError(f"layout is {layout!r:.60}; pass a Layout, such as ZigZag(length, group).")
+    check_layout(layout, of_processes=False)
     given = _checked(batch, layout)
     labels = given.pop("labels", None)
     device = next(iter(given.values())).device
@@ -118,41 +114,25 @@ def shard_batch(batch: Mapping[str, object], layout: Layout, *, shift: bool = Tr
 
 def _checked(batch: Any, layout: Layout) -> dict[str, Tensor]:
     """The tensors of a batch, by name. Raises an error for an entry that cannot be shared out."""
-    if not isinstance(batch, Mapping):
-        raise ClearheadError(
-            f"batch is a {type(batch).__name__}; pass a mapping with input_ids, such as a tokenizer's."
-        )
-    given = {name: value for name, value in batch.items() if value is not None}
+    named = batch if isinstance(batch, Mapping) else {}
+    given = {name: value for name, value in named.items() if value is not None}
     first = [name for name in ("input_ids", "inputs_embeds") if name in given]
-    if len(first) != 1:
+    if len(first) != 1 or not given.keys() <= {*BY_POSITION, "labels"}:
         raise ClearheadError(
-            f"batch has {sorted(given)!r:.200}; pass input_ids (B, L), or inputs_embeds (B, L, E) in their place."
+            f"batch is a {type(batch).__name__} with {sorted(given)!r:.200}; pass a mapping with input_ids (B, L), or "
+            f"inputs_embeds (B, L, E) in their place, and of the others {', '.join(BY_POSITION[2:])} and labels alone. "
+            "Packed documents are marked by position_ids that begin again from 0."
         )
+    rows = [*getattr(given[first[0]], "shape", ()), "B"][0]
     for name, value in given.items():
-        if name not in (*BY_POSITION, "labels"):
-            raise ClearheadError(
-                f"batch has {name!r}, which is not shared out; it takes {', '.join(BY_POSITION)} and labels. Packed "
-                "documents are marked by position_ids that begin again from 0."
+        wide, shape = name == "inputs_embeds", tuple(getattr(value, "shape", ()))
+        fits = isinstance(value, Tensor) and len(shape) == 2 + wide and shape[1] == layout.length
+        if not fits or not (shape[0] == rows or (name == "position_ids" and shape[0] == 1)):
+            raise ShapeError(
+                f"batch: {name} is {shown(value)}; expected ({rows}, {layout.length}{', E' * wide}): pass a tensor of "
+                f"whole sequences, of the layout's {layout.length} positions, or make a layout of the batch's length."
             )
-        if not isinstance(value, Tensor):
-            raise ClearheadError(
-                f"batch: {name} is a {type(value).__name__}; pass a tensor of whole sequences, (B, {layout.length})."
-            )
+        if value.is_complex() or (value.is_floating_point() and not wide):
+            raise ClearheadError(f"batch: {name} has dtype {value.dtype}; expected whole numbers.")
     refuse_distributed(given)
-    size = given[first[0]].shape[0] if given[first[0]].ndim else 0
-    for name, value in given.items():
-        _check_shape(name, value, size, layout)
     return given
-
-
-def _check_shape(name: str, value: Tensor, size: int, layout: Layout) -> None:
-    wide = name == "inputs_embeds"
-    sizes = (size, 1) if name == "position_ids" else (size,)
-    if value.ndim != 2 + wide or value.shape[0] not in sizes or value.shape[1] != layout.length:
-        raise ShapeError(
-            f"batch: {name} has shape {tuple(value.shape)}, and the layout is of {layout.length} positions; expected "
-            f"({size}, {layout.length}{', E' * wide}), whole sequences: pad the batch to the layout's length, or make "
-            "the layout with the batch's."
-        )
-    if value.is_complex() or (value.is_floating_point() and not wide):
-        raise ClearheadError(f"batch: {name} has dtype {value.dtype}; expected whole numbers.")

@@ -53,12 +53,14 @@ class Layout:
         self.chunks = _ranges(chunks)
         if len(self.chunks) != self.ranks:
             raise ClearheadError(f"chunks are of {len(self.chunks)} ranks, and the group has {self.ranks}.")
-        every = sorted((c for own in self.chunks for c in own), key=lambda c: c.start)
+        every = sorted(itertools.chain(*self.chunks), key=lambda c: c.start)
         ends = [0, *(c.stop for c in every)]
-        if any(c.start != end for c, end in zip(every, ends, strict=False)):
-            raise ClearheadError(f"chunks must hold each position once, from 0 on; in order they are {every!r:.120}.")
-        if any(a.start > b.start for own in self.chunks for a, b in itertools.pairwise(own)):
-            raise ClearheadError(f"the chunks of a rank must be ascending; they are {self.chunks!r:.120}.")
+        is_ascending = all(a.start < b.start for own in self.chunks for a, b in itertools.pairwise(own))
+        if not is_ascending or [c.start for c in every] != ends[:-1]:
+            raise ClearheadError(
+                "chunks must hold each position once, from 0 on, those of a rank ascending; they are "
+                f"{self.chunks!r:.120}."
+            )
         self.length: int = ends[-1]
         self.held = self.count()  # by this rank; compiled code reads this number, and no ranges
         self.number, self._alike = _number(self)
@@ -156,11 +158,11 @@ class Balanced(Layout):
         super().__init__([[range(int(a), int(b))] for a, b in itertools.pairwise(ends)], group)
 
 
-def check_layout(layout: Any) -> None:
-    """Raise an error unless `layout` is a layout of processes."""
+def check_layout(layout: Any, of_processes: bool = True) -> None:
+    """Raise an error unless `layout` is a layout, `of_processes` or of any ranks."""
     if not isinstance(layout, Layout):
         raise ClearheadError(f"layout is {layout!r:.60}; pass a Layout, such as ZigZag(length, group).")
-    if not layout.members:
+    if of_processes and not layout.members:
         raise ClearheadError(
             f"{layout} was made for {layout.ranks} ranks without a process group, for arithmetic: pass it to plan(), "
             "or make it with the group of the processes."
@@ -169,13 +171,7 @@ def check_layout(layout: Any) -> None:
 
 def by_number(number: int) -> Layout:
     """The layout with this number. Compiled code holds the number of a layout."""
-    found = _numbered.get(number)
-    if found is None:
-        raise ClearheadError(
-            f"compiled code asks for a layout that is gone, and that {LAYOUTS:,} others were made after: keep it until "
-            "its backward pass."
-        )
-    return found
+    return _numbered[number]
 
 
 @disable_compiler  # compiled code must find the layout when it runs

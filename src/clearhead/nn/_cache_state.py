@@ -54,19 +54,14 @@ class Limits(NamedTuple):
 def validate_limits(capacity: Any, window: Any, first: Any) -> Limits | None:
     """Return the limits that the arguments of `KeyValueCache` set; None for a cache that grows."""
     first = check_count(first, 0, "KeyValueCache: first")
+    if (first and window is None) or not (capacity is None or window is None):
+        raise ClearheadError(
+            "KeyValueCache takes capacity=, or window= and with it first=, the numbers of the last and of the first "
+            f"positions; got capacity={brief(capacity)}, window={brief(window)}, first={first}."
+        )
     if window is not None:
         window = check_count(window, 1, "KeyValueCache: window")
-        if capacity is not None:
-            raise ClearheadError(
-                f"KeyValueCache: capacity is {brief(capacity)} beside window={window}; a window of {window} positions "
-                f"and the first {first} need {window + first} slots: leave capacity out."
-            )
         return Limits(window + first, window, first)
-    if first:
-        raise ClearheadError(
-            f"KeyValueCache: first is {first} without a window: the first positions are kept beside the last ones. "
-            f"Pass KeyValueCache(window=256, first={first})."
-        )
     return None if capacity is None else Limits(check_count(capacity, 1, "KeyValueCache: capacity"))
 
 

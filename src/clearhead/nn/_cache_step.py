@@ -91,21 +91,14 @@ class CacheStep(NamedTuple):
 
 def _check_window(mask: Any, bias: Any, score: Score) -> None:
     """Raise for a mask, a bias or a score that needs a row of all keys."""
-    if score.changed_by is not None:
-        raise UnsupportedError(
-            f"the module's score is {score}, whose function reads positions, and the cache has a window.\n"
-            "Use KeyValueCache(capacity=...), which holds all positions."
-        )
-    if bias is not None:
-        raise UnsupportedError(
-            "a bias, or a float mask, is used beside a cache with a window.\n"
-            "Use KeyValueCache(capacity=...), which holds all positions."
-        )
-    if mask is not None and not (isinstance(mask, Mask) and all(type(one) in ENDLESS for one in leaves(mask))):
+    parts = leaves(mask) if isinstance(mask, Mask) else [mask]
+    needs_all = bias is not None or score.changed_by is not None
+    if needs_all or not (mask is None or all(type(part) in ENDLESS for part in parts)):
         title = mask.title() if isinstance(mask, Mask) else brief(mask)
         raise UnsupportedError(
-            f"the mask is {title}; beside a cache with a window it is made of Causal(), SlidingWindow(), FirstKeys(), "
-            "Lengths() and PrefixLM(), with &, | and ~.\nFor other masks use KeyValueCache(capacity=...)."
+            "beside a cache with a window a mask is made of Causal(), SlidingWindow(), FirstKeys(), Lengths() and "
+            f"PrefixLM(), with &, | and ~; the mask is {title}. There is no bias, and no Score.then.\n"
+            "Use KeyValueCache(capacity=...), which holds all positions."
         )
 
 
@@ -249,15 +242,10 @@ def _make_capacity_error(limits: Limits, starts: Tensor, stops: Tensor) -> Clear
 
 def _check_no_graph(key: Tensor, value: Tensor, mode: Mode) -> None:
     """Raise for keys with a graph, which memory that is written in place can't keep."""
-    if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
-        raise ClearheadError(
-            "a cache of fixed capacity keeps no graph, and the new keys need a gradient. Decode under torch.no_grad() "
-            "or torch.inference_mode(); to train through a cache pass KeyValueCache(), which grows."
-        )
-    if mode.operations_only:
+    if mode.operations_only or (torch.is_grad_enabled() and (key.requires_grad or value.requires_grad)):
         raise UnsupportedError(
-            "a cache of fixed capacity is written in place, which torch.func and forward mode can't follow. Pass "
-            "KeyValueCache(), which grows."
+            "a cache of fixed capacity is written in place: it keeps no graph for gradients, torch.func and forward "
+            "mode. Decode under torch.no_grad() or torch.inference_mode(), or pass KeyValueCache(), which grows."
         )
 
 

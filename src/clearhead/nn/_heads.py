@@ -36,42 +36,13 @@ def is_plain_linear(layer: nn.Module) -> bool:
     return type(layer) in LINEAR and not has_hooks(layer)
 
 
-def reset_modules(*modules: nn.Module | None) -> None:
+def reset_modules(*modules: nn.Module) -> None:
     """Call `reset_parameters` of these modules and of those inside, where they have it."""
     for module in modules:
-        for part in () if module is None else module.modules():
+        for part in module.modules():
             drawn = getattr(part, "reset_parameters", None)
             if callable(drawn):
                 drawn()
-
-
-def check_linear(name: str, layer: nn.Module) -> Tensor | None:
-    """Validate and return the weight of an nn.Linear; None for other layers, which validate their own."""
-    if type(layer) not in LINEAR:
-        return None
-    weight, bias = getattr(layer, "weight", None), getattr(layer, "bias", None)
-    if not isinstance(weight, Tensor):
-        return None
-    check_weight(f"{name}.weight", weight, f"{name}.bias", bias)
-    return weight
-
-
-def check_weight(name: str, weight: Tensor, bias_name: str, bias: Any) -> None:
-    """Check a matrix (out, in), and a bias (out,) beside it, or none."""
-    if weight.ndim != 2:
-        raise ShapeError(f"{name} has shape {tuple(weight.shape)}; expected (out, in).")
-    if not isinstance(bias, Tensor):
-        return
-    if bias.shape != weight.shape[:1]:
-        raise ShapeError(
-            f"{bias_name} has shape {tuple(bias.shape)} and {name} {tuple(weight.shape)}, (out, in); expected one "
-            f"number for each row, ({weight.shape[0]},)."
-        )
-    if bias.device != weight.device or not have_one_dtype(bias, weight):
-        raise ClearheadError(
-            f"{bias_name} is {bias.dtype} on {bias.device}, and {name} {weight.dtype} on {weight.device}: the module "
-            f"was converted in part. Convert all of it: module.to({str(weight.device)!r}, {weight.dtype})."
-        )
 
 
 def have_one_dtype(a: Tensor, b: Tensor) -> bool:
@@ -110,11 +81,13 @@ class Projection(NamedTuple):
 
     @classmethod
     def by(cls, name: str, layer: nn.Module, head_dim: int = 1) -> Projection:
-        weight = check_linear(name, layer)
-        if weight is not None and is_dtensor(weight) and not get_mode().compiled:  # the compiler traces no device mesh
-            check_shared_out(f"{name}.weight", weight, head_dim)
-        width = getattr(layer, "in_features", 0) or None if weight is None else weight.shape[1]  # a lazy layer has 0
-        return cls(f"{name}.weight", width, weight)
+        name = f"{name}.weight"
+        if type(layer) not in LINEAR:
+            return cls(name, getattr(layer, "in_features", 0) or None, None)  # a lazy layer has 0
+        weight: Any = layer.weight
+        if is_dtensor(weight) and not get_mode().compiled:  # the compiler traces no device mesh
+            check_shared_out(name, weight, head_dim)
+        return cls(name, weight.shape[-1], weight)
 
 
 def check_sizes(embed_dim: Any, num_heads: Any, head_dim: Any) -> tuple[int, int, int]:
@@ -170,41 +143,28 @@ def fits_plain_layers(inputs: tuple[Any, Any, Any], layers: tuple[tuple[nn.Modul
 
 def check_inputs(inputs: dict[str, Any], projections: tuple[Projection, ...], batch_first: bool = True) -> None:
     """Check inputs (B, L, E), or (L, B, E), or each without B: a value for each key, and one batch size, or 1."""
-    order = "B, L" if batch_first else "L, B"
-    query_ndim = getattr(next(iter(inputs.values())), "ndim", 0)
-    last = None
+    order, at = ("B, L", -3) if batch_first else ("L, B", -2)
+    shapes = {name: tuple(getattr(tensor, "shape", ())) for name, tensor in inputs.items()}
+    ndim = len(next(iter(shapes.values())))
     for (name, tensor), (weight_name, width, weight) in zip(inputs.items(), projections, strict=True):
         if not isinstance(tensor, Tensor):
             raise ClearheadError(f"{name} is a {type(tensor).__name__}; expected a tensor: torch.as_tensor({name}).")
-        if tensor is not last:  # one tensor is all three in self-attention
-            check_kind(tensor, name)
-        last = tensor
-        wrong_width = width is not None and (not tensor.ndim or tensor.shape[-1] != width)
-        if tensor.ndim not in (2, 3) or wrong_width or tensor.ndim != query_ndim:
-            _refuse_shape(name, inputs, order, "E" if width is None else str(width))
+        check_kind(tensor, name)
+        if ndim not in (2, 3) or tensor.ndim != ndim or (width is not None and tensor.shape[-1] != width):
+            raise ShapeError(
+                f"{name} has shape {shapes[name]}; expected ({order}, {width or 'E'}), or (L, {width or 'E'}) as all "
+                f"three, of the width that the module was built for; it makes the heads by itself.\n{columns(shapes)}"
+            )
         if weight is not None:
             check_dtype(name, tensor, weight, weight_name)
     check_memories(inputs.items())
-    if "key" in inputs and inputs["key"].shape[:-1] != inputs["value"].shape[:-1]:
-        rows = columns({name: tuple(tensor.shape) for name, tensor in inputs.items()})
-        raise ShapeError(f"key and value disagree in batch or length: each key needs its value.\n{rows}")
-    if len(inputs) == 3 and query_ndim == 3:
-        _check_batch(inputs, batch_first)
-
-
-def _check_batch(inputs: dict[str, Tensor], batch_first: bool) -> None:
-    """Check that queries and keys have one batch size, or that one of them has 1."""
-    at = -3 if batch_first else -2
-    if has_one_batch(inputs["query"].shape[at], inputs["key"].shape[at]):
-        return
-    rows = {name: tuple(tensor.shape) for name, tensor in inputs.items()}
-    place = "first: (B, L, E)" if batch_first else "second: (L, B, E)"
-    advice = (
-        "For inputs (L, B, E), the default of torch's modules, pass tensor.transpose(0, 1)."
-        if batch_first
-        else "For inputs (B, L, E) build the module with batch_first=True."
-    )
-    raise ShapeError(f"query and key disagree in the batch, which comes {place}.\n{columns(rows, at)}\n{advice}")
+    if "key" in inputs and shapes["key"][:-1] != shapes["value"][:-1]:
+        raise ShapeError(f"key and value disagree in batch or length: each key needs its value.\n{columns(shapes)}")
+    if len(inputs) == 3 and ndim == 3 and not has_one_batch(shapes["query"][at], shapes["key"][at]):
+        other = "(L, B, E) pass tensor.transpose(0, 1)" if batch_first else "(B, L, E) build it with batch_first=True"
+        raise ShapeError(
+            f"query and key disagree in the batch; the module takes ({order}, E).\n{columns(shapes, at)}\nFor {other}."
+        )
 
 
 def has_one_batch(queries: int, keys: int) -> bool:
@@ -212,35 +172,16 @@ def has_one_batch(queries: int, keys: int) -> bool:
     return queries == keys or queries == 1 or keys == 1
 
 
-def _refuse_shape(name: str, inputs: dict[str, Any], order: str, width: str) -> None:
-    raise ShapeError(
-        f"{name} has shape {tuple(inputs[name].shape)}; expected ({order}, {width}), or (L, {width}) as all three.\n"
-        + columns({n: tuple(t.shape) for n, t in inputs.items() if isinstance(t, Tensor)})
-        + f"\nThe module makes the heads by itself, of a {name} of width {width}; it was built for that."
-    )
-
-
-def split_heads(projected: Any, name: str, head_dim: int) -> Tensor:
+def split_heads(projected: Tensor, name: str, head_dim: int) -> Tensor:
     """Split (B, L, H·head_dim) into (B, H, L, head_dim), with as many heads as fit the width."""
-    if not isinstance(projected, Tensor) or projected.ndim != 3:
-        what = tuple(projected.shape) if isinstance(projected, Tensor) else type(projected).__name__
-        raise ShapeError(f"{name} gave {what}; expected a tensor (B, L, heads · {head_dim}).")
-    width = projected.shape[2]
-    if width % head_dim:
-        raise ShapeError(
-            f"{name} gave vectors of width {width}, shape {tuple(projected.shape)}, which are no whole heads of "
-            f"head_dim = {head_dim}.\n{DIVIDES}"
-        )
     try:
-        heads: Tensor = projected.unflatten(-1, (width // head_dim, head_dim))  # type: ignore[no-untyped-call]
-        return heads.transpose(1, 2)
+        heads: Tensor = projected.unflatten(-1, (projected.shape[-1] // head_dim, head_dim))  # type: ignore[no-untyped-call]
     except RuntimeError as error:
-        if not is_dtensor(projected):
-            raise
-        raise UnsupportedError(
-            f"{name} gave a DTensor, shape {tuple(projected.shape)}, whose shards are no whole heads of head_dim = "
-            f"{head_dim}: {error}\n{DIVIDES}"
+        raise ShapeError(
+            f"{name} gave shape {tuple(projected.shape)}, which is no whole heads of head_dim = {head_dim}: {error}\n"
+            f"{DIVIDES}"
         ) from error
+    return heads.transpose(1, 2)
 
 
 def check_groups(query: Tensor, key: Tensor, value: Tensor, num_heads: int, num_kv_heads: int) -> None:
@@ -256,36 +197,17 @@ def check_groups(query: Tensor, key: Tensor, value: Tensor, num_heads: int, num_
     )
 
 
-def check_output(name: str, layer: nn.Module, heads: int, value: Tensor) -> None:
-    """Check that the last projection takes these heads side by side, each of the width of the value (B, Hk, L, E)."""
-    weight = check_linear(name, layer)
-    if weight is None:
-        return
-    width, taken = heads * value.shape[3], [weight.shape[1]]  # no set: torch.jit.trace has sizes without a hash
-    if is_dtensor(weight):
-        taken.append(weight.to_local().shape[1])  # type: ignore[attr-defined]
-    if width not in taken:
-        raise ShapeError(
-            f"{name}.weight has shape {tuple(weight.shape)}, (out, in), and the heads side by side have width {width}: "
-            f"{heads} heads of {value.shape[3]}.\n{SHARE_OUT}"
-        )
-    if weight.device != value.device or not have_one_dtype(weight, value):
-        raise ClearheadError(
-            f"{name}.weight is {weight.dtype} on {weight.device}, and the values are {value.dtype} on {value.device}: "
-            f"the module was converted in part. Convert all of it: module.to({str(value.device)!r}, {value.dtype})."
-        )
-
-
 def project_output(name: str, layer: nn.Module, heads: Tensor) -> Tensor:
     """Apply the last projection to the heads side by side, (B, L, H·head_dim)."""
     try:
         output: Tensor = layer(heads)
     except RuntimeError as error:
-        if isinstance(error, ClearheadError) or not is_dtensor(getattr(layer, "weight", None)):
+        weight = getattr(layer, "weight", None)
+        fits = not isinstance(weight, Tensor) or weight.shape[-1:] == heads.shape[-1:]
+        if isinstance(error, ClearheadError) or (fits and not is_dtensor(weight)):
             raise
         raise ShapeError(
-            f"{name} is shared out over ranks and does not take the heads side by side, {tuple(heads.shape)}: {error}\n"
-            + SHARE_OUT
+            f"{name} does not take the heads side by side, {tuple(heads.shape)}: {error}\n{SHARE_OUT}"
         ) from error
     return output
 
@@ -304,31 +226,21 @@ def resolve_head_mask(mask: Any, sizes: tuple[int, int, int, int], dtype: torch.
     if 2 <= four.ndim <= 4 and broadcasts(four.shape, sizes):
         return four
     shape = tuple(tensor.shape)
-    rows = {"scores": sizes, "mask": (shape[0], "", *shape[1:]) if len(shape) == 3 else shape}
     raise ShapeError(
-        f"mask has shape {shape}, which does not fit the scores (B, H, Lq, Lk).\n{columns(rows)}\n"
-        "A mask of two dimensions is (Lq, Lk), of three (B, Lq, Lk), of four (B, H, Lq, Lk); True: may attend."
-        + _advice(shape, sizes, tensor.dtype == torch.bool)
+        f"mask has shape {shape}, which does not fit the scores (B, H, Lq, Lk) = {tuple(sizes)}; expected (Lq, Lk), "
+        f"(B, Lq, Lk) or (B, H, Lq, Lk).\n{_advise(shape, sizes, tensor.dtype == torch.bool)}"
     )
 
 
-def _advice(shape: tuple[int, ...], sizes: tuple[int, int, int, int], is_bool: bool) -> str:
+def _advise(shape: tuple[int, ...], sizes: tuple[int, int, int, int], is_bool: bool) -> str:
     batch, heads, _, keys = sizes
-    turned = "~mask" if is_bool else "mask"
-    if shape == (batch,) and not is_bool:
-        return "\nIt seems to be lengths, (B,): pass valid_lens=mask.long()."
     if shape == (batch, keys):
-        return (
-            "\nIt seems to be padding, (B, Lk): pass Padding(mask), or, where it is a key_padding_mask of torch "
-            "(True: may not), Padding(~mask)."
-            if is_bool
-            else "\nIt seems to be of padding, (B, Lk), added to the scores: pass mask[:, None]."
-        )
-    if len(shape) == 3 and shape[0] == heads:
-        return "\nOne mask for each head is mask[None]."
+        padding = "Padding(mask), or Padding(~mask) where True is padding, as in torch" if is_bool else "mask[:, None]"
+        return f"Of padding, (B, Lk), pass {padding}."
     if len(shape) == 3 and shape[0] == batch * heads:
-        return f"\nAn attn_mask of torch, (B·H, Lq, Lk), is {turned}.unflatten(0, ({batch}, {heads})) here."
-    return "\nWith a cache, Lk counts the keys in it too. For the keys that are no padding pass Padding(keep)."
+        turned = "~mask" if is_bool else "mask"
+        return f"An attn_mask of torch, (B·H, Lq, Lk), is {turned}.unflatten(0, ({batch}, {heads})) here."
+    return "With a cache, Lk counts the keys in it too. For padding pass Padding(keep), for lengths valid_lens."
 
 
 def check_part(mask: Any, bias: Any, sizes: Sizes, num_heads: int) -> None:

@@ -16,7 +16,7 @@ from clearhead.nn._cache_step import CacheStep, extend
 from clearhead.nn._nested import pack_inputs
 from clearhead.nn._rule_offsets import offset_rules
 from clearhead.nn.key_value_cache import KeyValueCache
-from clearhead.nn.prepared_keys import PreparedKeys, check_value_given, unpack_prepared_keys
+from clearhead.nn.prepared_keys import PreparedKeys, unpack_prepared_keys
 from clearhead.nn.rotary_embedding import RotaryEmbedding
 from clearhead.problem.lengths import with_lengths
 
@@ -59,9 +59,9 @@ class MultiHeadCall:
         self.is_plain = _heads.fits_plain_layers((query, key, value), layers)
         self.packed: PackedRows | None = None
         if not self.is_plain:
-            if not isinstance(key, PreparedKeys):
-                check_value_given(value)
             self.packed, query, key, value = pack_inputs(query, key, value, cache)
+            if not isinstance(key, PreparedKeys):
+                _heads.check_inputs({"query": query, "key": key, "value": value}, module._projections)
         self.query, self.key, self.value = query, key, value
         self.query_positions: Tensor | None = None
         self.key_positions: Tensor | None = None
@@ -80,8 +80,6 @@ class MultiHeadCall:
             if cache._state is not None:
                 self.past = cache._state.past
             self.align = self.past
-        if not self.is_plain and not isinstance(key, PreparedKeys):
-            _heads.check_inputs({"query": query, "key": key, "value": value}, module._projections)
 
     def locate(self, positions: Any, key_positions: Any) -> None:
         """Validate the positions at which the rotary turns queries and keys."""
@@ -110,7 +108,6 @@ class MultiHeadCall:
         self.q = _heads.split_heads(module.W_q(self.rows), "W_q", module.head_dim)
         if not self.is_plain:
             _heads.check_groups(self.q, self.k, self.v, module.num_heads, module.num_kv_heads)
-            _heads.check_output("W_o", module.W_o, self.q.shape[1], self.v)
         if self.cache is not None:
             self.cache._check_new(self.k, self.v, module)
 

@@ -7,23 +7,20 @@ from typing import Any
 
 from torch import Tensor
 
-from clearhead.base.errors import ShapeError, UnsupportedError
+from clearhead.base.errors import UnsupportedError
 from clearhead.nn._positions import places_of
 from clearhead.nn.prepared_keys import PreparedKeys
 from clearhead.problem.nested import PackedRows, is_nested, pack
 
-WIDE = "The module makes the heads by itself, of (B, j, E)."
 HEADS = "Heads stand before the length."
 
 
-def pack_inputs(
-    query: Any, key: Any, value: Any, cache: Any = None, hint: str = WIDE
-) -> tuple[PackedRows | None, Any, Any, Any]:
+def pack_inputs(query: Any, key: Any, value: Any, cache: Any = None) -> tuple[PackedRows | None, Any, Any, Any]:
     """Return the nested inputs of a call as packed rows (1, T, E), after what packs them; None and others as they are.
 
     Raises:
         ClearheadError: If some inputs are nested and others are not.
-        ShapeError: If the sequences do not fit each other, or the module.
+        ShapeError: If the sequences do not fit each other.
         UnsupportedError: If there is a cache.
     """
     prepared = isinstance(key, PreparedKeys)
@@ -37,10 +34,7 @@ def pack_inputs(
             "a cache is given beside nested tensors, and it holds padded batches: pass padded tensors, and new_lens=, "
             "which says how many new keys of each sequence the cache keeps."
         )
-    packed = pack(named, hint)
-    for name, given in named.items():
-        if hint == WIDE and given.dim() != 3 and (name == "query" or not prepared):
-            raise ShapeError(f"{name} is nested with {given.dim()} dimensions; expected (B, j, E). {WIDE}")
+    packed = pack(named, HEADS)
     rows = packed.rows
     if prepared:
         return packed, rows["query"], key.over(rows["key"], rows["value"]), value

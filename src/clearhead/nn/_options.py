@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
@@ -17,7 +16,7 @@ from clearhead.base.tensor_kind import is_dtensor
 from clearhead.base.text import brief
 from clearhead.biases.base import Bias
 from clearhead.biases.dense import DenseBias
-from clearhead.nn._heads import has_one_batch, split_heads
+from clearhead.nn._heads import split_heads
 from clearhead.nn._positions import every_position, places_of
 from clearhead.nn.rotary_embedding import RotaryEmbedding
 from clearhead.scores.base import Score
@@ -38,28 +37,14 @@ class Rotary(Protocol):
 
 def check_norm(name: str, norm: Any, head_dim: int) -> nn.Module | None:
     """The argument `query_norm` or `key_norm`: a module that takes the vectors of a head, or None."""
-    if norm is None:
-        return None
-    if not isinstance(norm, nn.Module):
+    if norm is not None and not isinstance(norm, nn.Module):
         raise ClearheadError(f"{name} is {brief(norm)}; expected a module, such as torch.nn.RMSNorm({head_dim}).")
-    width = getattr(norm, "normalized_shape", (head_dim,))
-    if isinstance(norm, NORMS) and tuple(width) != (head_dim,):
-        raise ShapeError(
-            f"{name} normalises vectors of shape {tuple(width)}, and it is given those of one head, of head_dim = "
-            f"{head_dim}: pass torch.nn.{type(norm).__name__}({head_dim})."
-        )
     return norm
 
 
 def apply_norm(name: str, norm: nn.Module | None, heads: Tensor) -> Tensor:
     """Apply a norm to projected queries or keys (B, H, L, head_dim), in the dtype of its parameters."""
-    if norm is None:
-        return heads
-    if is_dtensor(heads):  # a norm may take plain heads to DTensors and back by itself
-        check_unmixed(name, heads, *norm.parameters())
-    found = norm(heads.to(find_norm_dtype(norm, heads)))
-    _check_kept(name, norm, found, heads)
-    return found if found.dtype == heads.dtype else found.to(heads.dtype)  # type: ignore[no-any-return]
+    return heads if norm is None else _keep_form(name, norm, norm(heads.to(find_norm_dtype(norm, heads))), heads)
 
 
 def find_norm_dtype(norm: nn.Module, heads: Tensor) -> torch.dtype:
@@ -67,51 +52,34 @@ def find_norm_dtype(norm: nn.Module, heads: Tensor) -> torch.dtype:
     return next((p.dtype for p in norm.parameters() if p.is_floating_point()), heads.dtype)
 
 
-def _check_kept(name: str, part: Any, found: Any, heads: Tensor) -> None:
+def _keep_form(name: str, part: Any, found: Any, heads: Tensor) -> Tensor:
+    """Return what a norm or a rotary made of the heads, which have its shape, in their dtype."""
     if not isinstance(found, Tensor) or found.shape != heads.shape:
         what = tuple(found.shape) if isinstance(found, Tensor) else f"a {type(found).__name__}"
         raise ShapeError(
             f"{name} ({type(part).__name__}) gave {what}; it was given (B, H, L, head_dim) {tuple(heads.shape)}, and "
             "keeps this shape."
         )
+    return found if found.dtype == heads.dtype else found.to(heads.dtype)
 
 
 def check_rotary(rotary: Any, head_dim: int) -> Any:
     """The argument `rotary`: a `RotaryEmbedding`, another module or a function of positions, or None."""
-    if rotary is None:
-        return None
-    if isinstance(rotary, type) or not callable(rotary) or not _takes_positions(rotary):
+    if rotary is not None and not callable(rotary):
         raise ClearheadError(
             f"rotary is {brief(rotary)}; expected RotaryEmbedding(dim={head_dim}), or a module or a function "
             "f(x, positions=...) on x (B, H, L, head_dim) and positions (B, L)."
         )
-    if isinstance(rotary, RotaryEmbedding) and rotary.dim > head_dim:
-        raise ClearheadError(
-            f"rotary turns {rotary.dim} entries, and a head has head_dim = {head_dim}: pass RotaryEmbedding("
-            f"dim={head_dim}), or a smaller dim, which leaves the other entries as they are."
-        )
     return rotary
-
-
-def _takes_positions(rotary: Any) -> bool:
-    """Whether a module or a function has an argument `positions`, as far as its signature can be read."""
-    try:
-        parameters = inspect.signature(rotary.forward if isinstance(rotary, nn.Module) else rotary).parameters
-    except (TypeError, ValueError):
-        return True
-    return "positions" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
 def apply_rotary(rotary: Any, heads: Tensor, past: int | Tensor, positions: Tensor | None) -> Tensor:
     """Turn queries or keys (B, H, L, head_dim) by their positions, (L,) or (B, L), or from `past` on."""
     if rotary is None:
         return heads
-    check_unmixed("rotary", heads, None)  # positions are a plain tensor, in a rotary of one's own too
     if isinstance(rotary, RotaryEmbedding):
         return rotary(heads, past) if positions is None else rotary(heads, positions=positions)
-    found = rotary(heads, positions=places_by_row(heads, past, positions))
-    _check_kept("rotary", rotary, found, heads)
-    return found if found.dtype == heads.dtype else found.to(heads.dtype)  # type: ignore[no-any-return]
+    return _keep_form("rotary", rotary, rotary(heads, positions=places_by_row(heads, past, positions)), heads)
 
 
 def places_by_row(heads: Tensor, past: int | Tensor, positions: Tensor | None) -> Tensor:
@@ -152,22 +120,20 @@ def validate_factor(name: str, given: Any, heads: int, score: Score) -> float | 
     """Validate the argument `scale` or `temperature`: a number, or a tensor of 1 or H numbers."""
     if given is None:
         return None
-    own = score._scale_argument()
-    tensor = isinstance(given, Tensor | np.ndarray)
-    if own is not None and (not tensor or type(score) in (Dot, Bilinear)):
+    is_tensor, own = isinstance(given, Tensor | np.ndarray), score._scale_argument()
+    if is_tensor and type(score) not in (Dot, Bilinear):
+        raise ClearheadError(
+            f"{name} is a tensor, which multiplies the queries, and {score} is not proportional to them. Pass a number"
+            f"{f' as its {own}' if own else ''}, or score=Dot()."
+        )
+    if own is not None:
         raise ClearheadError(f"{name} is given, and {score} has its own, by its {own}: pass one of the two.")
-    if not tensor:
+    if not is_tensor:
         return check_number(given, name) if name == "scale" else check_positive(given, name)
     factor = to_tensor(given, name)
     check_float(factor, name)
     if not any(tuple(factor.shape) == each for each in ((), (1,), (heads,), (heads, 1, 1))):
         raise ShapeError(f"{name} has shape {tuple(factor.shape)}; expected one number, or one a head, ({heads},).")
-    if type(score) not in (Dot, Bilinear):
-        where = "" if own is None else f" as the score's {own}"
-        raise ClearheadError(
-            f"{name} is a tensor {tuple(factor.shape)}, which multiplies the queries, and {score} is not proportional "
-            f"to them. Pass a number{where}, or score=Dot()."
-        )
     return factor
 
 
@@ -181,11 +147,6 @@ def split_factors(
     number, tensor = (1.0, scale.reshape(-1, 1, 1)) if isinstance(scale, Tensor) else (scale, None)
     if isinstance(temperature, Tensor):
         apart = temperature.reshape(-1, 1, 1)
-        if tensor is not None and not has_one_batch(len(tensor), len(apart)):
-            raise ShapeError(
-                f"scale holds {len(tensor)} numbers and temperature {len(apart)}, one for each head: where the layers "
-                "were pruned, or are a rank's part, cut both as the layers were."
-            )
         tensor = 1 / apart if tensor is None else tensor / apart
     elif temperature is not None:
         number = (score._default_scale(width) if number is None else number) / temperature
@@ -200,12 +161,6 @@ def scale_query(query: Tensor, factor: Tensor | None) -> Tensor:
         raise ShapeError(
             f"scale and temperature hold {len(factor)} numbers, one for each head that the module was built with, "
             f"and the layers made {query.shape[1]} heads, {tuple(query.shape)}: cut them as the layers were."
-        )
-    check_unmixed("scale or temperature", query, factor)
-    if factor.device != query.device:
-        raise ClearheadError(
-            f"scale or temperature is on {factor.device}, and the queries are on {query.device}: convert all of the "
-            "module by module.to(device)."
         )
     return (query * factor).to(query.dtype)
 
@@ -239,17 +194,7 @@ def compute_gate(kind: Gate, logits: Tensor, heads: Tensor) -> Tensor:
             f"W_g gave gates {tuple(logits.shape)}, for {split.shape[1]} heads, and attention has {heads.shape[1]} "
             f"heads, {tuple(heads.shape)}: cut W_g, or share it out over ranks, as W_q."
         )
-    check_unmixed("W_g", heads, split)
     return torch.sigmoid(split)
-
-
-def check_unmixed(name: str, heads: Tensor, *others: Tensor | None) -> None:
-    """Raise for heads that are a DTensor beside plain tensors (None stands for one), or the other way."""
-    if any(is_dtensor(other) != is_dtensor(heads) for other in others):
-        raise UnsupportedError(
-            f"the heads are a {type(heads).__name__}, shape {tuple(heads.shape)}, and {name} computes with another "
-            "kind of tensor.\nShare out W_q, W_k, W_v and W_g by ColwiseParallel(), whose outputs are local tensors."
-        )
 
 
 def check_shared_parameters(module: Any, heads: int) -> None:
@@ -261,8 +206,7 @@ def check_shared_parameters(module: Any, heads: int) -> None:
         return
     for name in ("query_norm", "key_norm", "rotary", "score", "scale", "temperature", "score_bias"):
         part, given = getattr(module, name), module._given.get(name) or ()  # the numbers that it had at first
-        is_by_head = isinstance(part, Tensor) and part.numel() == heads
-        is_by_head = is_by_head and (heads > 1 or len(given) > 1)
+        is_by_head = isinstance(part, Tensor) and part.numel() == heads and (heads > 1 or len(given) > 1)
         tensors = [*part.parameters()] if isinstance(part, nn.Module) else [part] if isinstance(part, Tensor) else []
         if not is_by_head and any(t.requires_grad and not is_dtensor(t) for t in tensors):
             raise UnsupportedError(

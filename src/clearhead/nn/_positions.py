@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from clearhead.base.arrays import check_float
+from clearhead.base.arrays import check_float, shown
 from clearhead.base.contexts import raise_in_jit_script, raise_in_jit_trace
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.mode import get_mode
 from clearhead.base.numbers import check_count
 from clearhead.base.pictures import Panel, Side, Style, draw
-from clearhead.base.shapes import placed
+from clearhead.base.shapes import one_or, placed
 from clearhead.base.tensor_kind import is_readable, require_all
 from clearhead.masks._read import as_tensor
 
@@ -95,13 +95,11 @@ class Tabled(nn.Module):
 
 def check_embedded(x: Any, width: int, who: str) -> None:
     """Check vectors (..., L, width) of floating point."""
-    if not isinstance(x, Tensor):
-        raise ClearheadError(f"{who}: x is a {type(x).__name__}; pass a tensor (..., L, {width}).")
-    check_float(x, f"{who}: x")
-    if x.ndim < 2 or x.shape[-1] != width:
+    if not isinstance(x, Tensor) or x.ndim < 2 or x.shape[-1] != width:
         raise ShapeError(
-            f"{who}: x has shape {tuple(x.shape)}; expected (..., L, {width}): positions, then embed_dim = {width}."
+            f"{who}: x is {shown(x)}; pass a tensor (..., L, {width}): positions, then embed_dim = {width}."
         )
+    check_float(x, f"{who}: x")
 
 
 def places_of(x: Tensor, offset: Any, positions: Any, who: str, named: str = "positions") -> int | Tensor:
@@ -120,6 +118,7 @@ def places_of(x: Tensor, offset: Any, positions: Any, who: str, named: str = "po
     if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
         raise ClearheadError(f"{who}: {name} has dtype {given.dtype}; expected integers.")
     given = given.long()
+    rows = given.shape[0] if given.ndim == 2 else 1
     if positions is None:
         if given.numel() != 1 and (given.ndim != 1 or x.ndim < 3 or given.shape[0] != x.shape[0]):
             raise ShapeError(
@@ -127,7 +126,7 @@ def places_of(x: Tensor, offset: Any, positions: Any, who: str, named: str = "po
                 "each sequence of x (B, ..., L, E)."
             )
         given = given.reshape(-1, 1) + torch.arange(length, device=given.device)
-    elif given.ndim not in (1, 2) or given.shape[-1] != length or (given.ndim == 2 and not _fits(given, x)):
+    elif given.ndim not in (1, 2) or given.shape[-1] != length or not one_or(rows, x.shape[0] if x.ndim > 2 else 1):
         raise ShapeError(
             f"{who}: {name} has shape {tuple(given.shape)}, for vectors {tuple(x.shape)}; expected ({length},), or (B, "
             f"{length}), where the batch comes first: one position for each vector."
@@ -141,10 +140,6 @@ def every_position(x: Tensor, offset: Any, positions: Any, who: str) -> Tensor:
     if isinstance(places, Tensor):
         return placed(places, x.device, who)
     return torch.arange(places, places + x.shape[-2], device=x.device)
-
-
-def _fits(positions: Tensor, x: Tensor) -> bool:
-    return positions.shape[0] == 1 or (x.ndim > 2 and positions.shape[0] == x.shape[0])
 
 
 def count_of(places: Tensor, who: str, most: float = math.inf) -> int | None:
@@ -177,7 +172,3 @@ def plot(tables: Mapping[str, Tensor], style: Style) -> Axes | np.ndarray:
             panels.append(Panel(table.float().cpu().numpy(), None, title))
     rows, columns = Side("position", shape[0]), Side("entry", shape[1])
     return draw(panels, rows, columns, style, "mean of the cell" if max(shape) > LONG else "value")
-
-
-def check_length(length: int, most: float = 2**20) -> int:
-    return check_count(length, 1, "length", most=most)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from clearhead.base.mode import get_mode
 from clearhead.base.rules import entry
 from clearhead.base.shapes import moved
-from clearhead.base.torch_private import OF_MODULES, parts_of, put_parts
+from clearhead.base.torch_private import OF_MODULES, parts_of
 from clearhead.biases.base import Bias, Sum
 from clearhead.biases.bias_function import BiasFunction
 from clearhead.masks._read import KEPT
@@ -58,38 +58,20 @@ def offset_rules(
     if isinstance(past, int) and past == 0:
         return mask, bias, score
     after = partial(OffsetRule, past=past, device=device)
-    mask = _offset_mask(mask, after)
-    if isinstance(bias, Bias):
-        bias = _offset_bias(bias, after)
-    return mask, bias, score if score.changed_by is None else copy_with_change(score, after(score.changed_by))
-
-
-def _offset_mask(given: Any, after: Callable[[Any], OffsetRule]) -> Any:
-    """A mask; a copy where a rule is in it."""
-    return with_leaves(given, lambda leaf: _offset_leaf(leaf, after)) if isinstance(given, Mask) else given
-
-
-def _offset_leaf(given: Mask, after: Callable[[Any], OffsetRule]) -> Mask:
-    """A mask that is no expression; a copy where a rule is in it."""
-    changes = {name: _offset_part(part, after) for name, part in vars(given).items()}
-    if isinstance(given, MaskFunction):
-        changes["fn"] = after(given.fn)
-    if all(part is vars(given)[name] for name, part in changes.items()):
-        return given
-    copied = given.__new__(type(given))
-    copied.__dict__.update({name: part for name, part in changes.items() if not name.startswith(KEPT)})
-    return copied
+    changed = score if score.changed_by is None else copy_with_change(score, after(score.changed_by))
+    return _offset_part(mask, after), _offset_part(bias, after), changed
 
 
 def _offset_part(given: Any, after: Callable[[Any], OffsetRule]) -> Any:
-    """What a mask or a bias holds: a mask, a bias, or a list, a tuple or a dict of them."""
+    """A mask, a bias, or what one holds: a list, a tuple or a dict of them; a copy where a rule is in it."""
+    if isinstance(given, Mask):
+        return with_leaves(given, lambda leaf: _offset_held(leaf, after))
     if isinstance(given, Bias):
         return _offset_bias(given, after)
     if type(given) is dict:
-        changes = {name: _offset_part(part, after) for name, part in given.items()}
-        return given if all(map(operator.is_, given.values(), changes.values())) else changes
+        return _replace(given, lambda part: _offset_part(part, after))
     if not isinstance(given, list | tuple):
-        return _offset_mask(given, after)
+        return given
     parts = [_offset_part(part, after) for part in given]
     if all(map(operator.is_, given, parts)):
         return given
@@ -97,7 +79,6 @@ def _offset_part(given: Any, after: Callable[[Any], OffsetRule]) -> Any:
 
 
 def _offset_bias(bias: Bias, after: Callable[[Any], OffsetRule]) -> Bias:
-    """The bias, or a copy of it where it is a rule, or has one inside."""
     if get_mode().compiled:  # the compiler can't list the parts of a module that it has just made, such as a sum
         if type(bias) is Sum:
             return Sum(_offset_bias(bias.left, after), _offset_bias(bias.right, after))
@@ -105,24 +86,28 @@ def _offset_bias(bias: Bias, after: Callable[[Any], OffsetRule]) -> Bias:
             made = BiasFunction(after(bias.fn), bias.reads)
             made._by_rows = bias._by_rows
             return made
-    found: Bias = _offset_module(bias, after)
+    found: Bias = _offset_held(bias, after)
     return found
 
 
-def _offset_module(module: nn.Module, after: Callable[[Any], OffsetRule]) -> Any:
-    """A bias, or a module inside of one; a copy where a rule is in it."""
-    parameters, buffers, modules = parts_of(module)
-    attributes = {name: part for name, part in vars(module).items() if name not in OF_MODULES}
-    changed = {name: _offset_part(part, after) for name, part in attributes.items()}
-    inside = {name: None if part is None else _offset_module(part, after) for name, part in modules.items()}
-    if isinstance(module, BiasFunction):
-        changed.pop("fn", None)  # a function, whose place a module takes
-        inside["fn"] = after(module.fn)
-    elif all(part is attributes[name] for name, part in changed.items()) and all(
-        part is modules[name] for name, part in inside.items()
-    ):
-        return module
-    copied = module.__new__(type(module))
+def _offset_held(given: Any, after: Callable[[Any], OffsetRule]) -> Any:
+    """A mask that is no expression, a bias, or a module inside of one; a copy where a rule is in it."""
+    held = {name: part for name, part in vars(given).items() if not name.startswith(KEPT)}
+    changed = {name: part if name in OF_MODULES else _offset_part(part, after) for name, part in held.items()}
+    if isinstance(given, nn.Module):
+        parameters, buffers, modules = parts_of(given)
+        inside = _replace(modules, lambda part: None if part is None else _offset_held(part, after))
+        changed.update(zip(OF_MODULES, (parameters, buffers, inside), strict=True))
+    if isinstance(given, MaskFunction | BiasFunction):
+        changed["fn"] = after(given.fn)
+    elif all(map(operator.is_, held.values(), changed.values())):
+        return given
+    copied = given.__new__(type(given))
     copied.__dict__.update(changed)
-    put_parts(copied, (dict(parameters), dict(buffers), inside))
     return copied
+
+
+def _replace(parts: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """The parts, each changed; the dict itself where none is."""
+    changes = {name: change(part) for name, part in parts.items()}
+    return parts if all(map(operator.is_, parts.values(), changes.values())) else changes

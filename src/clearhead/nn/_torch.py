@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._attention import Arguments
-from clearhead.base.arrays import refuse_additive
+from clearhead.base.arrays import is_dense, refuse_additive, shown
 from clearhead.base.contexts import without_autocast
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.shapes import Sizes, unflatten
@@ -49,19 +49,14 @@ def check_torch(module: Any, ours: str) -> None:
     """Refuse all but an nn.MultiheadAttention without keys of its own (add_bias_kv, add_zero_attn)."""
     if not isinstance(module, nn.MultiheadAttention):
         raise ClearheadError(f"from_torch takes a torch.nn.MultiheadAttention; got a {type(module).__name__}.")
-    refuse_keys(module.bias_k is not None or module.bias_v is not None, module.add_zero_attn, ours)
+    refuse_keys(module.bias_k is not None or module.bias_v is not None or module.add_zero_attn, ours)
 
 
-def refuse_keys(add_bias_kv: bool, add_zero_attn: bool, ours: str) -> None:
-    extra = [
-        said
-        for said, is_so in (("add_bias_kv=True (bias_k, bias_v)", add_bias_kv), ("add_zero_attn=True", add_zero_attn))
-        if is_so
-    ]
-    if extra:
+def refuse_keys(has_own_keys: bool, ours: str) -> None:
+    if has_own_keys:
         raise UnsupportedError(
-            f"this nn.MultiheadAttention has {' and '.join(extra)}, a key that is not in the input; "
-            f"{ours} has no such key. Append it to key and value yourself."
+            "this nn.MultiheadAttention has add_bias_kv=True (bias_k, bias_v) or add_zero_attn=True, a key that is not "
+            f"in the input; {ours} has no such key. Append it to key and value yourself."
         )
 
 
@@ -72,7 +67,7 @@ def take_names(module: nn.Module, state: dict[str, Any], prefix: str, *others: A
     torch's loading then reports.
     """
     if f"{prefix}bias_k" in state:
-        refuse_keys(True, False, type(module).__name__)
+        refuse_keys(True, type(module).__name__)
     for leaf, apart in (("weight", "qkv"), ("bias", "")):
         packed = state.get(f"{prefix}in_proj_{leaf}")
         parts = []
@@ -126,19 +121,17 @@ def _packed(tensors: list[Any]) -> nn.Parameter:
 def _objections(module: MultiHeadAttention) -> list[str]:
     """The reasons why torch's module can't compute the same, in words."""
     found = []
-    score, width = module.score, module.head_dim
+    score, width, embed_dim = module.score, module.head_dim, module.embed_dim
     number, factor = split_factors(score, module.scale, module.temperature, width)
     number = score._default_scale(width) if number is None else number
     same = type(score) is Dot and math.isclose(number, Dot()._default_scale(width), rel_tol=1e-12) and factor is None
-    plain = same and score.softcap is None
-    if not plain or next(module.score.parameters(), None) is not None:
+    if not same or score.softcap is not None or next(score.parameters(), None) is not None:
         scaled = module.scale is not None or module.temperature is not None
         found.append(f"the score is {score}{', with a scale of its own' * scaled}, and torch's is Dot()")
     if module.num_kv_heads != module.num_heads:
         found.append(f"{module.num_heads} query heads share {module.num_kv_heads} key heads")
-    if module.head_dim * module.num_heads != module.embed_dim:
-        usual = f"embed_dim / num_heads = {module.embed_dim} / {module.num_heads}"
-        found.append(f"head_dim is {module.head_dim}, not {usual}")
+    if width * module.num_heads != embed_dim:
+        found.append(f"head_dim is {width}, not embed_dim / num_heads = {embed_dim} / {module.num_heads}")
     extra = {
         "a rotary embedding": module.rotary, "a norm of its queries": module.query_norm,
         "a norm of its keys": module.key_norm, "sinks": module.sinks, "a bias of its scores": module.score_bias,
@@ -147,81 +140,46 @@ def _objections(module: MultiHeadAttention) -> list[str]:
     found += [f"it has {said}" for said, part in extra.items() if part is not None]
     layers = [module.W_q, module.W_k, module.W_v, module.W_o]
     if any(type(layer) is not nn.Linear for layer in layers):
-        found.append("a projection is no plain nn.Linear")
+        return [*found, "a projection is no plain nn.Linear"]
+    shapes = [tuple(layer.weight.shape) for layer in layers]
+    groups = [*zip(*(layer.parameters() for layer in layers[:3]), strict=False)]  # the weights, and the biases
+    packed = groups if len({shape[1] for shape in shapes[:3]}) == 1 else groups[1:]
+    if any(shape[0] != embed_dim for shape in shapes) or {shapes[0][1], shapes[3][1]} != {embed_dim}:
+        found.append(f"the weights of W_q, W_k, W_v and W_o have shapes {shapes}, (out, in), not embed_dim's")
     elif len({layer.bias is None for layer in layers}) > 1:
         found.append("some projections have a bias, and some have none")
-    elif any(layer.weight.shape != (module.embed_dim, fed) for layer, fed in _widths(module)):
-        shapes = ", ".join(f"{tuple(layer.weight.shape)}" for layer in layers)
-        found.append(f"the weights of W_q, W_k, W_v and W_o have shapes {shapes}, (out, in), not embed_dim's")
-    elif _trained_apart(layers[:3]):
+    elif any(len({p.requires_grad for p in group}) > 1 for group in packed):
         found.append("of W_q, W_k and W_v some are frozen (requires_grad), and torch packs them into one parameter")
     return found
 
 
-def _widths(module: MultiHeadAttention) -> list[tuple[Any, int]]:
-    """Each layer, and the width of its input as torch's module would have it."""
-    k_width, v_width = module.W_k.weight.shape[-1], module.W_v.weight.shape[-1]
-    return [
-        (module.W_q, module.embed_dim), (module.W_k, k_width), (module.W_v, v_width), (module.W_o, module.embed_dim)
-    ]  # fmt: skip
-
-
-def _trained_apart(layers: list[nn.Linear]) -> bool:
-    packed = len({layer.weight.shape[1] for layer in layers}) == 1
-    groups = [[layer.weight for layer in layers]] if packed else []
-    if layers[0].bias is not None:
-        groups.append([layer.bias for layer in layers])
-    return any(len({p.requires_grad for p in group}) > 1 for group in groups)
-
-
 def from_torch_masks(
-    attn_mask: Any,
-    key_padding_mask: Any,
-    sizes: Sizes,
-    is_causal: bool,
-    batched: bool,
-    length_first: bool,
+    attn_mask: Any, key_padding_mask: Any, sizes: Sizes, is_causal: bool, batched: bool
 ) -> tuple[Mask | None, Tensor | None]:
-    """The mask, and the bias added to the scores, for these sizes.
-
-    `length_first`: whether the module takes (L, B, E), so that an error can say that (B, L, E) was passed.
-    """
+    """The mask, and the bias added to the scores, for these sizes."""
     batch, heads, queries, keys = sizes.shape
     masks: list[Mask] = [_CAUSAL] if is_causal else []
     added: list[Tensor] = []
-    exchanged: tuple[int, ...] | None
     if attn_mask is not None:
         shapes = ((queries, keys), (batch * heads, queries, keys))
-        exchanged = (batch, batch) if length_first and queries == keys else None
-        _check_mask(attn_mask, "attn_mask", "(Lq, Lk) or (B·H, Lq, Lk)", shapes, sizes.device, exchanged)
+        _check_mask(attn_mask, "attn_mask", "(Lq, Lk) or (B·H, Lq, Lk)", shapes)
         if not is_causal:  # torch's module follows the hint without checking it
             whole = attn_mask if attn_mask.ndim == 2 else unflatten(attn_mask, 0, batch, heads)
             _sort(whole[(None,) * (4 - whole.ndim)], masks, added)
     if key_padding_mask is not None:
         shape, words = ((batch, keys), "(B, Lk)") if batched else ((keys,), "(Lk,)")
-        exchanged = shape[::-1] if length_first else None
-        _check_mask(key_padding_mask, "key_padding_mask", words, (shape,), sizes.device, exchanged)
+        _check_mask(key_padding_mask, "key_padding_mask", words, (shape,))
         _sort(key_padding_mask.reshape(batch, 1, 1, keys), masks, added)
     mask = masks[0] & masks[1] if len(masks) == 2 else masks[0] if masks else None
     return mask, added[0] + added[1] if len(added) == 2 else added[0] if added else None
 
 
-def _check_mask(
-    mask: Any,
-    name: str,
-    words: str,
-    shapes: tuple[tuple[int, ...], ...],
-    device: torch.device,
-    exchanged: tuple[int, ...] | None,
-) -> None:
-    """`exchanged`: the shape that a mask has where length and batch of the inputs were exchanged."""
-    if not isinstance(mask, Tensor):
+def _check_mask(mask: Any, name: str, words: str, shapes: tuple[tuple[int, ...], ...]) -> None:
+    if not is_dense(mask):
         raise ClearheadError(
-            f"{name} is a {type(mask).__name__}; expected a tensor, as torch.nn.MultiheadAttention has it. "
-            "MultiHeadAttention takes Masks, such as Causal()."
+            f"{name} is {shown(mask)}; expected a plain tensor, as torch.nn.MultiheadAttention has it, for the padded "
+            "batch where the inputs are nested. MultiHeadAttention takes Masks, such as Causal()."
         )
-    if mask.is_nested:
-        raise ClearheadError(f"{name} is nested; also beside nested inputs it is a plain tensor for the padded batch.")
     if mask.dtype != torch.bool and not mask.is_floating_point():
         refuse_additive(mask, name, f"{name}={{}}")
         raise ClearheadError(
@@ -229,16 +187,10 @@ def _check_mask(
             "attend, or float, added to the scores. Of a tokenizer's mask pass key_padding_mask=attention_mask == 0."
         )
     if tuple(mask.shape) not in shapes:
-        expected = " or ".join(f"{shape}" for shape in shapes)
-        said = f"{name} has shape {tuple(mask.shape)}; expected {words} = {expected}."
-        if tuple(mask.shape) == exchanged:
-            said += (
-                " This module takes the length first, (L, B, E), and the mask fits inputs of (B, L, E). For those, "
-                "build it with batch_first=True."
-            )
-        raise ShapeError(said)
-    if mask.device != device:
-        raise ClearheadError(f"{name} is on {mask.device}, and the inputs on {device}; pass {name}.to(query).")
+        raise ShapeError(
+            f"{name} has shape {tuple(mask.shape)}; expected {words} = {' or '.join(map(str, shapes))}. Inputs are "
+            "(L, B, E), or (B, L, E) in a module with batch_first=True."
+        )
 
 
 def _sort(tensor: Tensor, masks: list[Mask], added: list[Tensor]) -> None:

@@ -6,24 +6,21 @@ from typing import TYPE_CHECKING, Any, Never
 
 import torch
 from torch import nn
-from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
 from clearhead.base.arrays import Array, ArrayT, Integers, check_float, is_numpy, to_tensor_float
 from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ShapeError, UnsupportedError, columns
 from clearhead.base.keyword_hints import raise_unknown_keywords
-from clearhead.base.mode import get_mode
 from clearhead.base.numbers import check_count
 from clearhead.base.products import multiply
 from clearhead.base.shapes import AlignLike
-from clearhead.base.tensor_kind import is_dtensor
-from clearhead.base.torch_private import has_hooks, parts_of, put_parts
+from clearhead.base.torch_private import has_hooks, put_parts
 from clearhead.masks.base import MaskLike
 from clearhead.nn._heads import check_dtype, reset_modules
-from clearhead.nn._nested import HEADS, pack_inputs
+from clearhead.nn._nested import pack_inputs
 from clearhead.nn._record import RecordingModule
-from clearhead.nn.prepared_keys import PreparedKeys, check_value_given, unpack_prepared_keys
+from clearhead.nn.prepared_keys import PreparedKeys, unpack_prepared_keys
 from clearhead.problem.lengths import with_lengths
 from clearhead.scores.additive import Additive
 from clearhead.scores.base import Score, draw_linear
@@ -64,9 +61,6 @@ class AdditiveAttention(RecordingModule):
     Source: Bahdanau et al. 2015, "Neural Machine Translation by Jointly Learning to Align and Translate"; the
     signature: Zhang et al., "Dive into Deep Learning".
     """
-
-    # for raw and for prepared keys; in a tuple, so that the module does not register their parameters twice
-    _scores: tuple[Additive, Additive] | None = None
 
     def __init__(
         self,
@@ -117,25 +111,20 @@ class AdditiveAttention(RecordingModule):
         """
         if others:
             raise_unknown_keywords("AdditiveAttention.forward", self.forward, others)
-        packed, query, key, value = pack_inputs(query, key, value, hint=HEADS)
-        if isinstance(self.W_q, LazyModuleMixin):
-            _settle(self.W_q, query)
+        packed, query, key, value = pack_inputs(query, key, value)
+        _settle(self.W_q, query)
         prepared = isinstance(key, PreparedKeys)
         if isinstance(key, PreparedKeys):
             key, value = unpack_prepared_keys(key, query, value, self)
         else:
-            check_value_given(value)
-        if not prepared and isinstance(self.W_k, LazyModuleMixin):
             _settle(self.W_k, key)
         self._check_layers()
-        score = self._on_parameters(prepared)
         mask, bias = with_lengths(mask, valid_lens)
         if packed is not None:
             mask = packed.make_mask(mask)
+        given: dict[str, Any] = {"mask": mask, "bias": bias, "align": align, "score": self._make_score(prepared)}
         dropout_p = self.dropout if self.training else 0.0
-        output: ArrayT = self._attend(
-            query, key, value, score=score, mask=mask, bias=bias, align=align, dropout_p=dropout_p
-        ).output
+        output: ArrayT = self._attend(query, key, value, **given, dropout_p=dropout_p).output
         return output if packed is None else packed.nest("query", output)
 
     if TYPE_CHECKING:  # torch declares a call of anything
@@ -148,7 +137,7 @@ class AdditiveAttention(RecordingModule):
         here, before any mask is known.
         Raises a `ClearheadError` for other widths or dtypes than the module's. Cost: Lk·Ek·hidden_dim multiplications.
         """
-        packed, _, key, value = pack_inputs(key, key, value, hint=HEADS)
+        packed, _, key, value = pack_inputs(key, key, value)
         if packed is not None:
             row = self.prepare(key, value)
             return row.over(packed.nest("key", row._key), packed.nest("key", value))
@@ -156,59 +145,38 @@ class AdditiveAttention(RecordingModule):
         tensors = {"key": to_tensor_float(key, "key"), "value": to_tensor_float(value, "value")}
         for name, tensor in tensors.items():
             check_float(tensor, name)
-        rows = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        if any(len(row) < 2 for row in rows.values()) or rows["key"][-2] != rows["value"][-2]:
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        if len(shapes["key"]) < 2 or shapes["key"][-2:-1] != shapes["value"][-2:-1]:
             raise ShapeError(
-                f"key and value disagree: each key needs its value, (..., Lk, Ek) and (..., Lk, Ev).\n{columns(rows)}"
+                "key and value disagree: each key needs its value, (..., Lk, Ek) and (..., Lk, Ev).\n" + columns(shapes)
             )
-        if isinstance(self.W_k, LazyModuleMixin):
-            _settle(self.W_k, tensors["key"])
+        _settle(self.W_k, tensors["key"])
         self._check_layers()
         width = self.W_k.weight.shape[1]
-        if rows["key"][-1] != width:
-            raise ShapeError(f"key has shape {rows['key']}; the module's W_k takes keys of width {width}.")
+        if shapes["key"][-1] != width:
+            raise ShapeError(f"key has shape {shapes['key']}; the module's W_k takes keys of width {width}.")
         check_dtype("key", tensors["key"], self.W_k.weight, "W_k.weight")
         projected = multiply(tensors["key"], self.W_k.weight.T)
         return PreparedKeys(projected.detach().numpy() if numpy else projected, value, self)
 
     def _check_layers(self) -> None:
-        """Check that W_q and W_k are plain matrices of w_v's width: the score reads their weights, calls no layer."""
+        """Check that W_q and W_k are plain matrices: the score reads their weights, and calls no layer."""
         for name, layer in (("W_q", self.W_q), ("W_k", self.W_k)):
-            if isinstance(layer, LazyModuleMixin):  # its first call comes later
+            if isinstance(layer, nn.LazyLinear):  # its first call comes later
                 continue
-            if type(layer).forward is not nn.Linear.forward or has_hooks(layer):
+            if type(layer).forward is not nn.Linear.forward or has_hooks(layer) or layer.bias is not None:
                 raise UnsupportedError(
                     f"AdditiveAttention reads {name}.weight and does not call {name}, a {type(layer).__name__} that "
-                    f"computes something else or has hooks.\nMerge it into the weight, or project outside: {OUTSIDE}."
-                )
-            if layer.bias is not None:
-                raise UnsupportedError(
-                    f"{name} has a bias, which AdditiveAttention does not add: put torch.nn.Linear("
-                    f"{layer.in_features}, {layer.out_features}, bias=False) in its place, or project outside: "
-                    f"{OUTSIDE}."
-                )
-            if is_dtensor(layer.weight):
-                raise UnsupportedError(f"{name}.weight is a DTensor; AdditiveAttention takes whole parameters alone.")
-            if layer.weight.ndim != 2 or self.w_v.ndim != 1 or layer.weight.shape[0] != self.w_v.shape[0]:
-                raise ShapeError(
-                    f"{name}.weight and w_v disagree in hidden_dim, the first size of each.\n"
-                    + columns({f"{name}.weight": tuple(layer.weight.shape), "w_v": tuple(self.w_v.shape)})
+                    f"has a bias, hooks or another forward.\nMerge it into the weight, or project outside: {OUTSIDE}."
                 )
 
-    def _on_parameters(self, prepared: bool) -> Additive:
+    def _make_score(self, prepared: bool) -> Additive:
         """The score over the module's parameters. It projects after attention() has replaced padding that is NaN."""
-        tensors: dict[str, Any] = {"W_q": self.W_q.weight, "W_k": self.W_k.weight, "w_v": self.w_v}
-        if self._scores is not None:
-            held, _, _ = parts_of(self._scores[0])
-            if all(held[name] is tensor for name, tensor in tensors.items()):
-                return self._scores[prepared]
-        # a tensor that torch.func or a parametrization puts in a parameter's place is no nn.Parameter; compiled code
-        # writes no attribute, which a checkpoint in it forbids
-        if get_mode().compiled or not all(isinstance(tensor, nn.Parameter) for tensor in tensors.values()):
-            return _sharing(tensors | {"W_k": None} if prepared else tensors)
-        # both at once, since compiled code can't make a module
-        self._scores = (_sharing(tensors), _sharing(tensors | {"W_k": None}))
-        return self._scores[prepared]
+        score = Additive.__new__(Additive)  # which copies no parameter, nor asks that a tensor is one
+        Score.__init__(score)
+        W_k = None if prepared else self.W_k.weight
+        put_parts(score, ({"W_q": self.W_q.weight, "W_k": W_k, "w_v": self.w_v}, {}, {}))
+        return score
 
     def extra_repr(self) -> str:
         return f"hidden_dim={self.hidden_dim}, dropout={self.dropout:g}"
@@ -221,20 +189,12 @@ def _matrix(width: int | None, name: str, hidden_dim: int, made: dict[str, Any])
     return nn.Linear(check_count(width, 1, name), hidden_dim, bias=False, **made)
 
 
-def _settle(layer: Any, array: Any) -> None:
+def _settle(layer: nn.Module, array: Any) -> None:
     """Give a lazy layer the width of this array, unless a state dict gave it one, by a call with no rows."""
-    weight = layer.weight
-    shape = tuple(getattr(array, "shape", ()))
-    if is_lazy(weight) and not shape:
-        return  # attention() raises for it
-    width = shape[-1] if is_lazy(weight) else weight.shape[1]
-    with torch.no_grad():
-        layer(torch.empty(0, width, dtype=weight.dtype, device=weight.device))
-
-
-def _sharing(tensors: dict[str, Any]) -> Additive:
-    """A score over these parameters, not copies; W_k is None where the keys are projected already."""
-    score = Additive.__new__(Additive)
-    Score.__init__(score)
-    put_parts(score, (tensors, {}, {}))
-    return score
+    if not isinstance(layer, nn.LazyLinear):
+        return
+    weight, shape = layer.weight, tuple(getattr(array, "shape", ()))
+    if shape or not is_lazy(weight):  # without a shape attention() raises
+        width = shape[-1] if is_lazy(weight) else weight.shape[1]
+        with torch.no_grad():
+            layer(torch.empty(0, width, dtype=weight.dtype, device=weight.device))

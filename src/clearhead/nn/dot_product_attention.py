@@ -9,7 +9,7 @@ from clearhead.base.dropout import check_dropout
 from clearhead.base.keyword_hints import raise_unknown_keywords
 from clearhead.base.shapes import AlignLike
 from clearhead.masks.base import MaskLike
-from clearhead.nn._nested import HEADS, pack_inputs
+from clearhead.nn._nested import pack_inputs
 from clearhead.nn._record import RecordingModule
 from clearhead.problem.lengths import with_lengths
 
@@ -67,7 +67,7 @@ class DotProductAttention(RecordingModule):
             raise_unknown_keywords("DotProductAttention.forward", self.forward, others)
         mask, bias = with_lengths(mask, valid_lens)
         dropout_p = self.dropout if self.training else 0.0
-        packed, query, key, value = pack_inputs(query, key, value, hint=HEADS)
+        packed, query, key, value = pack_inputs(query, key, value)
         if packed is not None:
             mask = packed.make_mask(mask)
         given: dict[str, Any] = {"mask": mask, "bias": bias, "align": align, "dropout_p": dropout_p}

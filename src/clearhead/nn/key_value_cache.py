@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.base.arrays import Integers, check_float, check_memory
-from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
+from clearhead.base.arrays import Integers, check_float, check_memory, shown
+from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.mode import any_thread_compiles, get_mode
 from clearhead.base.numbers import check_count
 from clearhead.base.shapes import placed, refuse_fakes
@@ -19,7 +19,7 @@ from clearhead.base.text import brief
 from clearhead.base.versions import digest
 from clearhead.nn._cache_state import CacheState, validate_limits
 from clearhead.nn._cache_step import CacheStep, extend, validate_counts
-from clearhead.nn._options import NORMS, check_unmixed
+from clearhead.nn._options import NORMS
 from clearhead.nn.rotary_embedding import RotaryEmbedding
 
 
@@ -157,14 +157,11 @@ class KeyValueCache:
                 "cache=, or append to a KeyValueCache(capacity=...)."
             )
         for name, tensor in (("key", key), ("value", value)):
-            if not isinstance(tensor, Tensor):
-                raise ClearheadError(f"{name} is a {type(tensor).__name__}; expected a tensor (B, Hk, L, E).")
-            check_float(tensor, name)
-            if tensor.ndim != 4 or tensor.shape[2] != key.shape[2]:
+            if not isinstance(tensor, Tensor) or tensor.ndim != 4 or tensor.shape[2] != key.shape[2]:
                 raise ShapeError(
-                    f"{name} has shape {tuple(tensor.shape)}; expected (B, Hk, L, E), keys and values of one length.\n"
-                    + columns({"key": tuple(key.shape), "value": tuple(getattr(value, "shape", ()))})
+                    f"{name} is {shown(tensor)}; expected a tensor (B, Hk, L, E), keys and values of one length L."
                 )
+            check_float(tensor, name)
         self._check_new(key, value)
         step = extend(self._state, self._limits, key, value, new_lens)
         self._state = step.state
@@ -188,10 +185,8 @@ class KeyValueCache:
         states = [one._state for one in every if one._state is not None]
         if len(states) < len(every):
             raise ClearheadError("the cache is empty: it has no batch to reorder before its first keys.")
-        if isinstance(indices, Tensor):
-            check_memory(indices, "indices")
-            refuse_fakes({"indices": indices, "the cache": states[0].key})
         indices = _check_indices(indices, min(state.key.shape[0] for state in states))
+        refuse_fakes({"indices": indices, "the cache": states[0].key})
         for one, state in zip(every, states, strict=True):
             one._state = state.select(placed(indices, state.key.device, "indices"))
 
@@ -249,17 +244,12 @@ class KeyValueCache:
         state = self._state
         pairs = () if state is None else (("key", key, state.buffer.keys), ("value", value, state.buffer.values))
         for name, new, old in pairs:  # the whole buffer: no view has to be made
-            if new.shape[:2] != old.shape[:2] or new.shape[3] != old.shape[3]:
-                at = next(at for at in (0, 1, 3) if new.shape[at] != old.shape[at])
-                rows = {"cache": tuple(getattr(state, name).shape), f"new {name}": tuple(new.shape)}
+            agree = new.shape[:2] == old.shape[:2] and new.shape[3] == old.shape[3]
+            if not agree or new.dtype != old.dtype or new.device != old.device:
                 raise ShapeError(
-                    f"the new {name}s differ in {('batch', 'key heads', '', 'width')[at]} from those in the cache.\n"
-                    f"{columns(rows, at - 4)}\nEach module and each batch needs its own KeyValueCache()."
-                )
-            if new.dtype != old.dtype or new.device != old.device:
-                raise ClearheadError(
-                    f"the new {name}s, shape {tuple(new.shape)}, are {new.dtype} on {new.device}, and the cache holds "
-                    f"{old.dtype} on {old.device}. Start with an empty KeyValueCache() after the module was converted."
+                    f"the new {name}s are {shown(new)}, and the cache holds {shown(getattr(state, name))}: batch, key "
+                    "heads, width, dtype and device must be the same.\nEach module and each batch needs its own "
+                    "KeyValueCache(), and so does a module that was converted."
                 )
             if type(new) is not type(old):
                 refuse_fakes({f"the new {name}": new, "the cache": old})
@@ -271,9 +261,6 @@ class KeyValueCache:
                 f"{self!r} holds the keys of another module than this {type(by).__name__}.\n"
                 "Make one KeyValueCache() for each layer. For a copy of the module pass copy.deepcopy(cache)."
             )
-        for heads in (key, value):  # they are written beside others, and reordered, by indices that are plain tensors
-            if type(heads) is not Tensor:
-                check_unmixed("a cache", heads, None)
 
     def _commit(self, step: CacheStep, by: nn.Module) -> None:
         """Store the step of a call that has succeeded."""
@@ -334,15 +321,15 @@ class KeyValueCache:
         return f"KeyValueCache({', '.join(said)})"
 
 
-def _check_indices(indices: object, batch: int) -> Tensor:
+def _check_indices(indices: Any, batch: int) -> Any:
     """Integers (N,) from 0 up to the batch."""
-    if not isinstance(indices, Tensor):
-        raise ClearheadError(f"indices is a {type(indices).__name__}; expected integers (N,): torch.tensor([0, 0, 2]).")
-    if indices.is_floating_point() or indices.is_complex() or indices.dtype == torch.bool or indices.ndim != 1:
+    dtype = indices.dtype if isinstance(indices, Tensor) else torch.bool
+    if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool or indices.ndim != 1:
         raise ClearheadError(
-            f"indices has dtype {indices.dtype}, shape {tuple(indices.shape)}; expected integers (N,): the entries of "
-            "the batch that are kept."
+            f"indices is {shown(indices)}; expected integers (N,), the entries of the batch that are kept: "
+            "torch.tensor([0, 0, 2])."
         )
+    check_memory(indices, "indices")
     require_all(
         (indices >= 0) & (indices < batch),
         lambda: ClearheadError(

@@ -11,13 +11,12 @@ from torch import Tensor, nn
 from clearhead.base.arrays import Integers
 from clearhead.base.contexts import raise_in_jit_script
 from clearhead.base.dropout import check_dropout
-from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
+from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_count
 from clearhead.base.pictures import Style
 from clearhead.base.shapes import placed
-from clearhead.base.tensor_kind import is_dtensor
 from clearhead.nn._nested import encode_rows
-from clearhead.nn._positions import check_embedded, check_length, count_of, places_of, plot, spread
+from clearhead.nn._positions import check_embedded, count_of, places_of, plot, spread
 from clearhead.problem.nested import is_nested
 
 if TYPE_CHECKING:
@@ -82,8 +81,6 @@ class LearnedPositionalEncoding(nn.Module):
         who = "LearnedPositionalEncoding"
         if is_nested(x):
             return encode_rows(self.forward, x, offset, positions, who)
-        if self.P.ndim != 2:
-            raise ShapeError(f"{who}: P has shape {tuple(self.P.shape)}; expected (max_len, E).")
         max_len, width = self.P.shape  # read from the table, which may have been replaced
         check_embedded(x, width, who)
         places = places_of(x, offset, positions, who)
@@ -93,8 +90,6 @@ class LearnedPositionalEncoding(nn.Module):
                 f"{who}: x has shape {tuple(x.shape)} and stands up to position {stop - 1}, which needs {stop} "
                 f"positions; max_len is {max_len}.\nCut the sequence, or build it with max_len={stop}."
             )
-        if is_dtensor(self.P) and (not is_dtensor(x) or isinstance(places, Tensor)):
-            raise UnsupportedError(f"{who}: P is a DTensor; pass x as a DTensor too, and one offset, or keep P whole.")
         if x.device != self.P.device:
             raise ClearheadError(f"{who}: x is on {x.device}, and its table on {self.P.device}.")
         if isinstance(places, Tensor):
@@ -120,7 +115,7 @@ class LearnedPositionalEncoding(nn.Module):
         `length`: how many positions, from 0 on; None is all. `ax`: the axes to draw on; None makes new axes. Above
         1,024 positions or entries a cell is the mean of several numbers.
         """
-        count = len(self.P) if length is None else check_length(length, len(self.P))
+        count = len(self.P) if length is None else check_count(length, 1, "length", len(self.P))
         return cast("Axes", plot({"": self.P[:count]}, Style(title, cmap, "signed", ax)))
 
     def extra_repr(self) -> str:

@@ -324,9 +324,8 @@ class MultiHeadAttention(RecordingModule):
         text += "".join(f", {name}={getattr(self, name)}" for name, usual in others if getattr(self, name) != usual)
         for name in ("scale", "temperature"):
             factor = getattr(self, name)
-            text += (
-                "" if factor is None else f", {name}={tuple(factor.shape) if isinstance(factor, Tensor) else factor}"
-            )
+            if factor is not None:
+                text += f", {name}={tuple(factor.shape) if isinstance(factor, Tensor) else factor}"
         text += ", sinks=True" if self.sinks is not None else ""
         text += "" if self.gate is None else f", gate={self.gate!r}"
         return f"{text}, dropout={self.dropout:g}"

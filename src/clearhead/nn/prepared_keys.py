@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from clearhead.base.arrays import Array, shape_shown
+from clearhead.base.arrays import Array, shape_shown, shown
 from clearhead.base.errors import ClearheadError
 from clearhead.base.mode import get_mode
 from clearhead.nn._heads import have_one_dtype
@@ -54,9 +54,8 @@ class PreparedKeys:
 def unpack_prepared_keys(prepared: PreparedKeys, query: Any, value: Any, module: nn.Module) -> tuple[Any, Any]:
     """Return the projected key and value, for a call of this module."""
     if value is not None:
-        what = f"shape {shape_shown(value)}" if hasattr(value, "dtype") else f"a {type(value).__name__}"
         raise ClearheadError(
-            f"a value, {what}, is given beside {prepared!r}, which has its own.\n"
+            f"a value, {shown(value)}, is given beside {prepared!r}, which has its own.\n"
             "Pass one of the two: attend(query, prepared), or attend(query, key, value). A mask goes to mask=."
         )
     if not get_mode().compiled and prepared._by not in (None, id(module)):
@@ -71,12 +70,3 @@ def unpack_prepared_keys(prepared: PreparedKeys, query: Any, value: Any, module:
             "as the queries are computed: both under torch.autocast or neither, and after the module was converted."
         )
     return key, prepared._value
-
-
-def check_value_given(value: Any) -> None:
-    """Raise where the value is missing."""
-    if value is None:
-        raise ClearheadError(
-            "the value is missing: attend(query, key, value), or, with both projected once, prepared = "
-            "attend.prepare(key, value) and attend(query, prepared)."
-        )

@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import Integers, accumulated, check_float
+from clearhead.base.arrays import Integers, accumulated, check_float, shown
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_count, check_flag, check_positive
 from clearhead.base.pictures import Style
 from clearhead.base.text import brief
 from clearhead.base.torch_private import has_hooks
 from clearhead.nn._nested import encode_rows
-from clearhead.nn._positions import Tabled, check_length, places_of, plot
+from clearhead.nn._positions import LARGEST, Tabled, places_of, plot
 from clearhead.nn.rotary_scaling import RotaryScaling
 from clearhead.problem.nested import is_nested
 
@@ -60,10 +60,7 @@ class RotaryEmbedding(Tabled):
         self, dim: int, base: float = 10000.0, interleaved: bool = False, scaling: RotaryScaling | None = None
     ) -> None:
         super().__init__()
-        self.dim = _check_even(check_count(dim, 2, "dim"))
-        self.base = check_positive(base, "base")
-        self.interleaved = check_flag(interleaved, "interleaved")
-        _check_scaling(scaling, self.dim, self.base)
+        self.dim, self.base, self.interleaved = _validate_settings(dim, base, interleaved, scaling)
         self.scaling = scaling
 
     def forward(self, x: Tensor, offset: int | Tensor = 0, *, positions: Integers | None = None) -> Tensor:
@@ -127,17 +124,13 @@ class RotaryEmbedding(Tabled):
         return self.scaling.speeds(plain, self.base, length)
 
     def _check(self, x: Any) -> None:
-        if not isinstance(x, Tensor):
-            raise ClearheadError(f"RotaryEmbedding: x is a {type(x).__name__}; pass a tensor (..., L, E).")
-        check_float(x, "RotaryEmbedding: x")
-        _check_even(check_count(self.dim, 2, "dim"))  # the arguments may have been set since
-        _check_scaling(self.scaling, self.dim, check_positive(self.base, "base"))
-        check_flag(self.interleaved, "interleaved")
-        if x.ndim < 2 or x.shape[-1] < self.dim:
+        _validate_settings(self.dim, self.base, self.interleaved, self.scaling)  # they may have been set since
+        if not isinstance(x, Tensor) or x.ndim < 2 or x.shape[-1] < self.dim:
             raise ShapeError(
-                f"RotaryEmbedding: x has shape {tuple(x.shape)}; expected (..., L, E) with E of dim = {self.dim} or "
-                "more: the width of one head."
+                f"RotaryEmbedding: x is {shown(x)}; pass a tensor (..., L, E) with E of dim = {self.dim} or more: the "
+                "width of one head."
             )
+        check_float(x, "RotaryEmbedding: x")
 
     def plot(self, length: int = 64, *, title: str | None = None, cmap: str | Colormap = "RdBu_r") -> np.ndarray:
         """Draw the cosines and the sines of the angles at each position, (length, dim / 2), with matplotlib.
@@ -145,7 +138,7 @@ class RotaryEmbedding(Tabled):
         `length`: how many positions, from 0 on. Above 1,024 positions or pairs a cell is the mean of several numbers.
         Returns the two axes.
         """
-        rows = self._upto(check_length(length), torch.float32, torch.device("cpu"))[:length]
+        rows = self._upto(check_count(length, 1, "length", LARGEST), torch.float32, torch.device("cpu"))[:length]
         cos, sin = rows.chunk(2, -1)
         return cast(np.ndarray, plot({"cos θ": cos, "sin θ": sin}, Style(title, cmap, "signed")))
 
@@ -154,21 +147,18 @@ class RotaryEmbedding(Tabled):
         return f"dim={self.dim}, base={self.base:g}, interleaved={self.interleaved}{scaling}"
 
 
-def _check_even(dim: int) -> int:
+def _validate_settings(dim: Any, base: Any, interleaved: Any, scaling: Any) -> tuple[int, float, bool]:
+    dim, base = check_count(dim, 2, "dim"), check_positive(base, "base")
     if dim % 2:
         raise ClearheadError(f"RotaryEmbedding: dim is {dim}; entries turn in pairs, so it must be even.")
-    return dim
-
-
-def _check_scaling(scaling: Any, dim: int, base: float) -> None:
     if scaling is not None and not isinstance(scaling, RotaryScaling):
-        kind = scaling.get("rope_type", scaling.get("type")) if isinstance(scaling, dict) else None
-        like = f"{kind}(4, original_length=8192)" if kind in ("dynamic", "yarn", "llama3") else "linear(4)"
         raise ClearheadError(
-            f"RotaryEmbedding: scaling is {brief(scaling)}; expected a RotaryScaling, such as RotaryScaling.{like}."
+            f"RotaryEmbedding: scaling is {brief(scaling)}; expected a RotaryScaling, such as RotaryScaling.linear(4) "
+            "or RotaryScaling.llama3(8, original_length=8192)."
         )
     if scaling is not None and (base <= 1 or (scaling.by_length and dim == 2)):
         raise ClearheadError(
             f"RotaryEmbedding: dim is {dim} and base {base:g}; {scaling} needs a base above 1"
             + (", and dim above 2." if scaling.by_length else ".")
         )
+    return dim, base, check_flag(interleaved, "interleaved")

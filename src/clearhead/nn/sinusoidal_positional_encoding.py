@@ -12,7 +12,7 @@ from clearhead.base.dropout import check_dropout
 from clearhead.base.numbers import check_count
 from clearhead.base.pictures import Style
 from clearhead.nn._nested import encode_rows
-from clearhead.nn._positions import Tabled, check_embedded, check_length, places_of, plot
+from clearhead.nn._positions import LARGEST, Tabled, check_embedded, places_of, plot
 from clearhead.problem.nested import is_nested
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class SinusoidalPositionalEncoding(Tabled):
         `length`: how many positions, from 0 on. `ax`: the axes to draw on; None makes new axes. Above 1,024 positions
         or entries a cell is the mean of several numbers.
         """
-        rows = self._upto(check_length(length), torch.float32, torch.device("cpu"))[:length]
+        rows = self._upto(check_count(length, 1, "length", LARGEST), torch.float32, torch.device("cpu"))[:length]
         return cast("Axes", plot({"": rows}, Style(title, cmap, "signed", ax)))
 
     def extra_repr(self) -> str:

@@ -10,17 +10,14 @@ from torch import Tensor, nn
 
 from clearhead._attention import Arguments
 from clearhead.base.dropout import check_dropout
-from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
+from clearhead.base.errors import ClearheadError
 from clearhead.base.numbers import check_count, check_flag
 from clearhead.base.shapes import Align, Sizes
-from clearhead.base.tensor_kind import is_dtensor
-from clearhead.base.torch_private import parts_of
 from clearhead.nn._heads import (
     Projection,
     check_groups,
     check_inputs,
-    check_output,
-    check_weight,
+    check_sizes,
     project_output,
     reset_modules,
     split_heads,
@@ -56,8 +53,8 @@ class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
     It differs from torch's in this: a query that may see nothing gives out_proj's bias and weights of 0, where torch's
     gives NaN or the same, depending on its path; weights are those before dropout. For a new model `MultiHeadAttention`
     has more, and its masks are True where a query may attend.
-    Refused, by an `UnsupportedError`: add_bias_kv and add_zero_attn; by a `ClearheadError`: masks of integers, a
-    key_padding_mask beside nested tensors, and calls that torch refuses.
+    Refused, by an `UnsupportedError`: add_bias_kv and add_zero_attn; by a `ClearheadError`: masks of integers, and
+    calls that torch refuses.
     Nested tensors, which nn.TransformerEncoder makes of a padded batch in evaluation, are computed without padding.
     Cost: as `MultiHeadAttention`; `need_weights=True`, torch's default, makes the whole matrix of the weights.
     Source: Vaswani et al. 2017, "Attention Is All You Need".
@@ -80,17 +77,9 @@ class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
         record: bool = True,
         record_gradients: bool = False,
     ) -> None:
-        width, heads = check_count(embed_dim, 1, "embed_dim"), check_count(num_heads, 1, "num_heads")
-        if width % heads:
-            raise ClearheadError(
-                f"embed_dim is {width}, which num_heads = {heads} does not divide, as torch's module needs it.\n"
-                f"MultiHeadAttention({width}, {heads}, head_dim=...) takes any sizes."
-            )
-        refuse_keys(
-            check_flag(add_bias_kv, "add_bias_kv"),
-            check_flag(add_zero_attn, "add_zero_attn"),
-            "TorchMultiheadAttention",
-        )
+        width, heads, _ = check_sizes(embed_dim, num_heads, None)
+        own_keys = check_flag(add_bias_kv, "add_bias_kv"), check_flag(add_zero_attn, "add_zero_attn")
+        refuse_keys(any(own_keys), "TorchMultiheadAttention")
         super().__init__(
             width,
             heads,
@@ -108,9 +97,8 @@ class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
     def reset_parameters(self) -> None:
         """Draw all parameters anew, as torch's module draws them."""
         reset_modules(self.out_proj)
-        for name, parameter in parts_of(self)[0].items():
-            if parameter is not None:
-                _ = nn.init.zeros_(parameter) if name == "in_proj_bias" else nn.init.xavier_uniform_(parameter)
+        for name, parameter in self.named_parameters(recurse=False):
+            _ = nn.init.zeros_(parameter) if name == "in_proj_bias" else nn.init.xavier_uniform_(parameter)
         if self.out_proj.bias is not None:
             nn.init.zeros_(self.out_proj.bias)
 
@@ -161,22 +149,16 @@ class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
         where there is no padding mask and no weights are needed.
         `average_attn_weights`: weights (B, Lq, Lk), else (B, H, Lq, Lk).
         Nested tensors (B, j, E) as all three, as torch's encoder makes them, are computed without padding, and give a
-        nested output; `attn_mask` and the weights are those of the padded batch, and there is no `key_padding_mask`.
+        nested output; masks and weights are those of the padded batch.
         """
         flags = {"need_weights": need_weights, "average_attn_weights": average_attn_weights, "is_causal": is_causal}
         need_weights, average_attn_weights, is_causal = (check_flag(flag, name) for name, flag in flags.items())
         hint = is_causal and key_padding_mask is None and not need_weights
         align: Align = "upper_left" if hint else None
         packed, query, key, value = pack_inputs(query, key, value)
-        if packed is not None and key_padding_mask is not None:
-            raise ClearheadError(
-                "key_padding_mask is given beside nested tensors, which have no padding: leave it out, or pass the "
-                "padded batch, to_padded_tensor(0.0), with it."
-            )
         batch_first = self.batch_first or packed is not None
-        self._check(query, key, value, batch_first)
+        q, k, v = self._project(query, key, value, batch_first)
         batched = query.ndim == 3
-        q, k, v = self._heads(query, key, value, batch_first)
         if is_causal and attn_mask is None:
             raise ClearheadError(
                 "is_causal=True is a hint about attn_mask, which is None. Pass the mask with it, as to torch's module: "
@@ -186,7 +168,7 @@ class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
         sizes = Sizes(max(q.shape[0], k.shape[0]), q.shape[1], q.shape[2], k.shape[2], q.device)
         if packed is not None:
             sizes = packed.edges.pad_sizes(sizes)
-        mask, bias = from_torch_masks(attn_mask, key_padding_mask, sizes, hint, batched, length_first)
+        mask, bias = from_torch_masks(attn_mask, key_padding_mask, sizes, hint, batched)
         if packed is not None:
             mask = packed.make_mask(mask)
         given: dict[str, Any] = {"mask": mask, "bias": bias, "align": align}
@@ -206,10 +188,14 @@ class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
             return output, weights
         return output[0], None if weights is None else weights[0]
 
-    def _heads(self, query: Tensor, key: Tensor, value: Tensor, batch_first: bool) -> list[Tensor]:
-        """The three projections, each (B, H, L, E / H)."""
+    def _project(self, query: Tensor, key: Tensor, value: Tensor, batch_first: bool) -> list[Tensor]:
+        """The heads of query, key and value, each (B, H, L, E / H)."""
+        inputs, layers = {"query": query, "key": key, "value": value}, self._projections()
+        check_inputs(
+            inputs, tuple(Projection(name, weight.shape[-1], weight) for name, weight, _ in layers), batch_first
+        )
         heads = []
-        for tensor, (name, weight, bias) in zip((query, key, value), self._projections(), strict=True):
+        for tensor, (name, weight, bias) in zip(inputs.values(), layers, strict=True):
             projected = F.linear(tensor, weight, bias)
             if tensor.ndim == 2:
                 projected = projected[None]
@@ -217,42 +203,18 @@ class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
                 projected = projected.transpose(0, 1)
             heads.append(split_heads(projected, name, self.head_dim))
         check_groups(heads[0], heads[1], heads[2], self.num_heads, self.num_heads)
-        check_output("out_proj", self.out_proj, heads[0].shape[1], heads[2])
         return heads
 
     def _projections(self) -> list[tuple[str, Tensor, Tensor | None]]:
         """The weight's name, the weight and the bias, of query, key and value."""
-        packed, bias = self.in_proj_weight, self.in_proj_bias
-        if packed is not None:
-            if packed.ndim != 2 or packed.shape[0] % 3:
-                raise ShapeError(
-                    f"in_proj_weight has shape {tuple(packed.shape)}; expected the weights of query, key and value one "
-                    "below the other, of as many rows each."
-                )
-            names, weights = ["in_proj_weight"] * 3, packed.chunk(3)
+        if self.in_proj_weight is not None:
+            names, weights = ["in_proj_weight"] * 3, self.in_proj_weight.chunk(3)
         else:
-            names = [f"{c}_proj_weight" for c in "qkv"]
+            names = [f"{side}_proj_weight" for side in "qkv"]
             weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
         rows = [weight.shape[0] for weight in weights]
-        if bias is None:
-            return [(name, weight, None) for name, weight in zip(names, weights, strict=True)]
-        if tuple(bias.shape) != (sum(rows),):
-            raise ShapeError(f"in_proj_bias has shape {tuple(bias.shape)}; expected ({sum(rows)},), a number a row.")
-        biases = torch.split(bias, rows)
-        for name, weight, part in zip(names, weights, biases, strict=True):
-            check_weight(name, weight, "in_proj_bias", part)
+        biases = [None] * 3 if self.in_proj_bias is None else torch.split(self.in_proj_bias, rows)
         return list(zip(names, weights, biases, strict=True))
-
-    def _check(self, query: Any, key: Any, value: Any, batch_first: bool) -> None:
-        inputs = {"query": query, "key": key, "value": value}
-        for name, parameter in parts_of(self)[0].items():
-            if is_dtensor(parameter) and not is_dtensor(query):
-                raise UnsupportedError(
-                    f"{name} is a DTensor, which TorchMultiheadAttention does not mix with plain inputs. For tensor "
-                    "parallelism use MultiHeadAttention.from_torch(module), whose four layers parallelize_module takes."
-                )
-        projections = (Projection(name, weight.shape[1], weight) for name, weight, _ in self._projections())
-        check_inputs(inputs, tuple(projections), batch_first)
 
 
 def _is_called(module: nn.Module, inputs: Any) -> None:
