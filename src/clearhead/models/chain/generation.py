@@ -17,7 +17,7 @@ from clearhead.base.arrays import Array
 from clearhead.base.errors import ClearheadError
 from clearhead.base.managers import caller
 from clearhead.base.shapes import Sizes, extent, part
-from clearhead.base.text import brief
+from clearhead.base.text import brief, listed
 from clearhead.base.versions import Versions, bits
 from clearhead.base.words import ids_of
 from clearhead.biases.base import Added, Part
@@ -203,10 +203,7 @@ def joined_call(calls: Sequence[AttentionCall], rows: Tensor | None = None, stop
 def _together_of(calls: Sequence[AttentionCall], rows: Tensor | None = None, stop: int | None = None) -> Joined:
     names = dict.fromkeys(call.name for call in calls)
     if len(names) != 1:
-        raise ClearheadError(
-            f"joined: these are calls of {len(names)} modules, {', '.join(map(repr, list(names)[:4]))}; pass the name "
-            "of one, seen[name].joined()."
-        )
+        raise ClearheadError(f"joined: these are calls of {listed(names)}; pass the name of one, seen[name].joined().")
     steps = [step.only(rows) for step in _steps(calls, stop)]
     last = steps[-1]
     for step in steps[:-1]:
