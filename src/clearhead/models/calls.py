@@ -45,6 +45,8 @@ class Calls(Generic[Seen]):
 
     def __getitem__(self, which: Any) -> Any:
         if not isinstance(which, str):
+            if not self.calls:
+                self.check_complete(f"call {which}")
             return self.calls[which]
         for site, reason in self.missing.items():
             if fits(which, site, "calls"):

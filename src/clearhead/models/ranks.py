@@ -196,7 +196,7 @@ class Hook:
         running.set(None)
         if not call.attended and output is not None:  # None while an error is under way
             raise UnsupportedError(
-                f"{type(module).__name__} computed no attention on a backend of transformers; use run_on_clearhead(m)."
+                f"{type(module).__name__} computed no attention on a backend of transformers, and read each part alone."
             )
 
     def _call(self, module: nn.Module, named: Mapping[str, Any]) -> Running:
@@ -271,7 +271,9 @@ def check(model: str, named: Mapping[str, Any], layout: Layout) -> tuple[Tensor,
             raise ClearheadError(f"{model} was called with {name}, and runs on {layout}: {why}.")
     main = first(given)
     if not isinstance(main, Tensor) or "position_ids" not in given:
-        raise ClearheadError(f"{model} runs on {layout}: pass input_ids or inputs_embeds, and position_ids. {ADVICE}")
+        raise ClearheadError(
+            f"{model} runs on {layout}, and needs input_ids or inputs_embeds, and position_ids. {ADVICE}"
+        )
     for name in BY_POSITION:
         if name not in given:
             continue

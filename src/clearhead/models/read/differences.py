@@ -70,7 +70,7 @@ def check_pair(number: int, mine: AttentionCall, theirs: AttentionCall, places: 
         raise ShapeError(f"{who}, with other heads or sequences; compare models of one architecture.\n{shapes}")
     if places is None:
         if one != other:
-            raise ShapeError(f"{who}, of other lengths: say which positions correspond, matched=.\n{shapes}")
+            raise ShapeError(f"{who}, of other lengths: pass matched=([0, 1, 3], [0, 1, 2]).\n{shapes}")
         return
     if mine.kind != "self" or one[2] != one[3] or other[2] != other[3]:
         raise ClearheadError(f"{who}: matched= takes self attention, as many queries as keys.\n{shapes}")
