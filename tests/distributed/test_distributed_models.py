@@ -12,13 +12,13 @@ D = ch.distributed
 EXACT = 1e-10
 NORMS_IN_FLOAT32 = 1e-7  # Gemma computes its norms, and their gradients, in float32
 REFUSED = {
-    "labels": "part.loss", "labels of bert": "part.loss", "cache": "use_cache=False", "past": "generate()",
-    "generate": "generate()", "no positions": "without position_ids", "local positions": "on every rank",
+    "labels": "part.loss", "labels of bert": "part.loss", "cache": "use_cache=False", "past": "a cache of keys",
+    "generate": "a cache of keys", "no positions": "position_ids", "local positions": "on every rank",
     "whole": "this rank's part", "whole mask": "this rank's part", "square mask": "this rank's part",
-    "three": "this rank's part", "packed": "begin again", "dtensor": "DTensor", "nothing": "without input_ids",
+    "three": "this rank's part", "packed": "begin again", "dtensor": "DTensor", "nothing": "needs input_ids",
     "unlike": "2 rows, none", "dynamic": "(dynamic)", "longrope": "(longrope)", "longrope, all beyond": "done",
     "fnet": "no attention", "roberta": "counts positions from 1", "cross": "not shared", "inside": "in its own code",
-    "rule": "the rule 'or_masks'", "pickle": "state_dict()", "watch": "in one process", "after": "done",
+    "rule": "the rule 'or_masks'", "watch": "in one process", "after": "done",
 }  # fmt: skip
 MODELS = {
     "mamba": "layers of the kind", "lfm2": "layers of the kind conv", "chunked": "chunked_attention",

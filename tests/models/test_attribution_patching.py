@@ -157,7 +157,6 @@ def test_nothing_is_left_behind() -> None:
         ({"make_edit": lambda layer, head: None}, "attribution_patching: make_edit gave None"),
         ({"over": "heads"}, "attribution_patching: over is 'heads'"),
         ({"exact": -1}, "attribution_patching: exact"),
-        ({"model": 3}, "takes a torch.nn.Module"),
         ({"model": llama(attention_dropout=0.1).train()}, "dropout"),
     ],
 )

@@ -338,7 +338,7 @@ def test_norms_of_heads_that_no_layer_is_given_are_an_error(kind: str) -> None:
     with torch.no_grad(), ch.watch(UNKNOWN[kind], values=True) as seen:
         UNKNOWN[kind](X8)
     for name in ("transformed_norms", "weighted_transformed_norms", "result_norms"):
-        with pytest.raises(ch.UnsupportedError, match="no linear layer was given the outputs of its heads"):
+        with pytest.raises(ch.UnsupportedError, match="no linear layer was given its heads"):
             getattr(seen[0], name)
     assert "weighted value norm" in seen.table()[0] and "weighted transformed norm" not in seen.table()[0]
 
@@ -350,7 +350,7 @@ def test_norms_need_the_weights_of_the_run(tmp_path: Any) -> None:
     norms = seen[0].transformed_norms
     wanted = seen[0].value @ model.last.weight.detach().unflatten(1, (2, 4)).permute(1, 2, 0)
     torch.testing.assert_close(norms, wanted.norm(dim=-1))
-    with pytest.raises(ch.ClearheadError, match="a file of a recording has none"):
+    with pytest.raises(ch.ClearheadError, match="A file has none"):
         _ = ch.models.load_recording(seen.write(tmp_path / "seen.safetensors"))[0].transformed_norms
     with torch.no_grad():
         model.last.weight.mul_(2)

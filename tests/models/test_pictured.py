@@ -114,7 +114,6 @@ def test_a_step_of_a_generation_has_the_last_words():
         (9, {}, "no layer 9"),
         (0, {"heads": 12}, "a head of plot"),
         (0, {"sequence": 2}, "sequence is 2"),
-        (0, {"sequence": True}, "sequence is True"),
         (0, {"scale": "x"}, "scale is 'x'"),
     ],
 )

@@ -146,7 +146,7 @@ def test_bad_input():
             some.rollout(residual=wrong)
     with pytest.raises(ch.ClearheadError, match="rollout: gradients is 1"):
         some.rollout(gradients=1)
-    with pytest.raises(ch.ClearheadError, match="Watch with values=True, or with gradients=True"):
+    with pytest.raises(ch.ClearheadError, match="watch with values=True, or gradients=True"):
         some.rollout(gradients=True)
     for wrong in (6, [-7], "a", [], slice(9, 9)):
         with pytest.raises(ch.ClearheadError, match="rollout: tokens is"):

@@ -143,11 +143,3 @@ def test_other_scores_are_refused(tmp_path):
         model(torch.randn(1, 5, 4))
     with pytest.raises(ch.UnsupportedError, match="Near scores by Gaussian"):
         seen.write(tmp_path / "seen")
-
-
-def test_a_name_that_no_file_can_hold(tmp_path):
-    model = torch.nn.ModuleDict({"\udfff": ch.nn.DotProductAttention()})
-    with ch.watch(model) as seen:
-        model["\udfff"](*[torch.randn(1, 5, 4)] * 3)
-    with pytest.raises(ch.ClearheadError, match=r"it names '\\udfff', which"):
-        seen.write(tmp_path / "seen")

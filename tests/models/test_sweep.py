@@ -133,12 +133,12 @@ def test_what_is_repeated_is_told_by_the_attention_calls(llama: Any) -> None:
     one, three = (ch.models.sweep(llama, ablated, inputs, metric, batch=batch) for batch in (1, 3))
     assert max(abs(a["value"] - b["value"]) for a, b in zip(one, three, strict=True)) < 1e-5
     cache = {"input_ids": IDS[:, 3:], "past_key_values": llama(input_ids=IDS[:, :3], use_cache=True).past_key_values}
-    with pytest.raises(ch.ClearheadError, match="DynamicCache, which is not repeated"):
+    with pytest.raises(ch.ClearheadError, match="DynamicCache"):
         ch.models.sweep(llama, ablated, cache, metric, batch=3)
     with pytest.raises(ch.ClearheadError, match="such as a loss, are None"):  # it is of all cells together
         ch.models.sweep(llama, ablated, {"input_ids": IDS, "labels": IDS}, lambda out: out.loss, batch=3)
     block, x = torch.nn.MultiheadAttention(16, 4).eval(), torch.randn(2, 5, 16)  # (L, B, E)
-    with pytest.raises(ch.ClearheadError, match="have 5 sequences"):
+    with pytest.raises(ch.ClearheadError, match=r"have \[5\] sequences"):
         ch.models.sweep(block, ablated, (x, x, x), lambda out: out[0].std(), batch=3)
 
     class Learned(torch.nn.Module):
@@ -246,11 +246,6 @@ def test_the_folder_of_another_sweep_is_refused(llama: Any, tmp_path: Path, kind
         ({"over": "heads"}, "expected one or several"),
         ({"over": ("layer", "layer")}, "expected one or several"),
         ({"make_edit": lambda layer, head: None}, "expected an edit"),
-        ({"make_edit": 3}, "functions"),
-        (
-            {"make_edit": lambda n, h: ch.edits.Ablate(n, h)},
-            r"keywords 'layer', 'head'; its own parameters are \(n, h\)",
-        ),
         ({"metric": lambda out: out.logits}, "expected a number"),
         ({"metric": lambda out: "much"}, "expected a number"),
         ({"batch": 0}, "batch"),

@@ -176,7 +176,7 @@ def test_what_was_not_kept_says_so():
         model(x)
     norms = ("value_norms", "weighted_value_norms", "transformed_norms", "result_norms")
     for name in ("output", *norms, "gradients", "head_importance"):
-        with pytest.raises(ch.ClearheadError, match="Watch with values=True"):
+        with pytest.raises(ch.ClearheadError, match="watch with values=True"):
             getattr(seen.calls[0], name)
     with ch.watch(model, values=True) as seen:
         output = model(x)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from typing import Any
 
 import pytest
@@ -78,7 +77,6 @@ def calls(rank: int) -> dict[str, str]:
         "cross": lambda: across(**given, encoder_hidden_states=states),
         "inside": lambda: model.model.layers[0].self_attn(states, (states[:1, :, :4], states[:1, :, :4]), None),
         "rule": lambda: _by_own_rule(model, given),
-        "pickle": lambda: pickle.dumps(model),
         "watch": seen,
         "after": lambda: model(**given),
     }

@@ -161,17 +161,8 @@ CASES = [
     ),
     case(
         "metric(one.model(IDS))",
-        ("Pass the model with its head", "metric(one(IDS)) # @", "whole()[:, -1, 7]"),
+        ("pass it with its head", "metric(one(IDS)) # @", "whole()[:, -1, 7]"),
         setup=SETUP,
-    ),
-    case(
-        "three.plot()",
-        ("grid(rows, columns, layer=0)", "torch.from_numpy(three.@[0])", "first_layer.view(2, 3)"),
-        setup=SETUP
-        + "rows, columns = 'head', 'position'\n"
-        + "cut = lambda layer, head, position: ch.edits.Ablate(layer, head, queries=position)\n"
-        + "three = ch.models.sweep(one, cut, IDS[:, :3], metric, ('layer', 'head', 'position'))\n"
-        + "first_layer = torch.tensor([row['effect'] for row in three if row['layer'] == 0], dtype=torch.float64)\n",
     ),
     case(
         "three.grid('head', 'position')",

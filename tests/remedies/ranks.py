@@ -6,7 +6,6 @@ what it should be by plain PyTorch.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from typing import Any
 
@@ -162,14 +161,6 @@ def of_models(rank: int) -> dict[str, Case]:
     def right() -> Any:
         return model(**D.shard_batch(batch, layout).inputs).logits
 
-    def saved() -> Any:
-        file = io.BytesIO()
-        torch.save(model.state_dict(), file)
-        file.seek(0)
-        other = made("llama")
-        other.load_state_dict(torch.load(file, weights_only=True))
-        return layout.shard(other(ids, use_cache=False).logits, 1)
-
     def generated() -> Any:
         other = ch.models.run_on_clearhead(ch.models.run_on_clearhead(made("llama"), layout=layout))
         return other.generate(ids, max_new_tokens=2, do_sample=False)[:, :LENGTH]
@@ -249,11 +240,10 @@ def of_models(rank: int) -> dict[str, Case]:
         ),
         "inside": (
             lambda: type(model.model)(model.config)(**given),
-            ["call one of these"],
+            ["call the model"],
             of_layer,
             lambda: layout.shard(state, 1),
         ),
-        "pickle": (lambda: __import__("pickle").dumps(model), ["save its state_dict()"], saved, lambda: logits),
         "dynamic": (lambda: long(**given), ["shorter sequences"], shorter, short_alone),
         "roberta": (
             lambda: roberta(**given),

@@ -324,10 +324,9 @@ def test_what_does_not_fit_is_an_error(tmp_path: Path) -> None:
     words, more = ["a", "b", "c"], ["a", "x", "b", "c"]
     two = ch.models.Recording([*seen.calls, *seen.calls])
     for options, said in (
-        ({"beside_tokens": words}, "beside takes another recording"),
-        ({"beside": "other"}, "beside takes another recording"),
+        ({"beside_tokens": words}, "beside_tokens= are the words of beside="),
         ({"beside": two}, "this recording has 1 calls and the other 2"),
-        ({"beside": block_seen(3, heads=1)}, "with 2 and 1 heads"),
+        ({"beside": block_seen(3, heads=1)}, "with other heads or sequences"),
         ({"beside": longer}, "have 3 and 4 tokens: pass the words of both"),
         ({"beside": longer, "beside_tokens": ["a"]}, "^beside_tokens has 1 words"),
         ({"beside": longer, "beside_tokens": ["u", "v", "w", "x"]}, "have no token in common"),

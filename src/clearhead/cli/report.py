@@ -17,7 +17,7 @@ from clearhead.cli.texts import Read, check_outputs, checked, layer_of, model_of
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.calls import chosen_calls
 from clearhead.models.show.beside import Beside
-from clearhead.models.show.opened import opened
+from clearhead.models.show.framed import opened
 from clearhead.models.show.paged import Paged
 from clearhead.report.layer import Layer, LeftOut, of_heads
 

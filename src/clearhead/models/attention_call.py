@@ -166,9 +166,7 @@ class AttentionCall(Call):
     def values(self) -> tuple[Tensor, Outcome]:
         value = self.value
         if value is None or self.outcome is None:
-            raise ClearheadError(
-                f"the value of {self.name} was not kept. Watch with values=True, or with gradients=True."
-            )
+            raise ClearheadError(f"the value of {self.name} was not kept: watch with values=True, or gradients=True.")
         return value, self.outcome
 
     @property
@@ -287,12 +285,11 @@ class AttentionCall(Call):
         self.values()
         if self.origin is None:
             raise ClearheadError(
-                f"the layers around {self.name} were not kept. Watch with values=True; a file of a recording has none."
+                f"the layers around {self.name} were not kept: watch with values=True. A file has none."
             )
         if not self.origin.writers:
             raise UnsupportedError(
-                f"{self.name}: no linear layer was given the outputs of its heads side by side. The model computes "
-                "something between, such as a gate, or a function that holds the layer's weights ran it."
+                f"{self.name}: no linear layer was given its heads side by side. The model computes something between."
             )
         found = self.origin.writer
         assert found is not None

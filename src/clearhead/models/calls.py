@@ -44,18 +44,10 @@ class Calls(Generic[Seen]):
     def __getitem__(self, which: str | slice) -> list[Seen]: ...
 
     def __getitem__(self, which: Any) -> Any:
-        if isinstance(which, slice):
-            return self.calls[which]
-        if isinstance(which, int | np.integer) and not isinstance(which, bool):
-            if not -len(self.calls) <= which < len(self.calls):
-                self.check_complete(f"call {which}")
-                raise ClearheadError(f"there is no call {which}: {len(self.calls)} were seen.")
-            return self.calls[which]
         if not isinstance(which, str):
-            raise ClearheadError(
-                f"calls are found by {brief(which)}; expected the number of a call, a slice, the name of a layer or of "
-                f"a module, or a pattern; the modules are {listed(self.names)}."
-            )
+            if not self.calls:
+                self.check_complete(f"call {which}")
+            return self.calls[which]
         for site, reason in self.missing.items():
             if fits(which, site, "calls"):
                 raise UnsupportedError(f"{site.name} ({site.layer}) was left out of the record: {reason}")
@@ -283,9 +275,8 @@ def one_call(calls: Sequence[AttentionCall], layer: Any, step: int | None, who: 
             known = said[place].step
             steps[place] = turns[which] if known is None else known
             turns[which] += 1
-        (at,) = numbers_of(
-            [step], 1 + max(steps.values()), f"{who}: step", f"there are {1 + max(steps.values())} steps"
-        )
+        count = 1 + max(steps.values())
+        (at,) = numbers_of([step], count, f"{who}: step", f"there are {count} steps")
         found = [place for place in found if steps[place] == at]
     if len(found) != 1:
         by_step = step is None and len({calls[place].layer for place in found}) < len(found)

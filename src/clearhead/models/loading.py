@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import json
 import os
 import warnings
 from collections.abc import Iterator
@@ -50,13 +49,10 @@ def load(folder: str | Path, head: bool | None = False) -> tuple[PreTrainedModel
     Raises a `ClearheadError` for a folder that cannot be loaded whole: missing weights would be random.
     """
     transformers, folder = require("transformers", "models", "loading a model"), Path(folder)
-    try:
-        _check_folder(folder)
-    except OSError as error:
-        raise ClearheadError(f"cannot read the folder {str(folder)!r:.300}: {error.strerror}.") from error
     safe = {"local_files_only": True, "trust_remote_code": False}
     options = {"use_safetensors": True, "output_loading_info": True}
     try:
+        _check_folder(folder)
         with quiet():
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **safe)
             kind = transformers.AutoModel
@@ -65,11 +61,12 @@ def load(folder: str | Path, head: bool | None = False) -> tuple[PreTrainedModel
                 if both or head:
                     kind = transformers.AutoModelForSeq2SeqLM if both else transformers.AutoModelForCausalLM
             model, info = kind.from_pretrained(folder, **options, **safe)
+    except ClearheadError:
+        raise
     except Exception as error:  # a broken file raises any error in transformers, tokenizers and safetensors
-        raise ClearheadError(f"transformers cannot load {str(folder)!r}: {reason(error)}") from error
-    missing = sorted(
-        name for name in info["missing_keys"] if "pooler" not in name
-    )  # the pooler comes after all attention
+        raise ClearheadError(f"transformers cannot load {str(folder)!r:.300}: {reason(error)}") from error
+    # the pooler comes after all attention
+    missing = sorted(name for name in info["missing_keys"] if "pooler" not in name)
     if missing:
         generates = kind is not transformers.AutoModel
         raise ClearheadError(
@@ -94,22 +91,6 @@ def _check_folder(folder: Path) -> None:
         raise ClearheadError(
             f"{str(folder)!r} holds no tokenizer: call tokenizer.save_pretrained({str(folder)!r}) as well."
         )
-    _check_json(folder)
-
-
-def _check_json(folder: Path) -> None:
-    for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
-        path = folder / name
-        if not path.is_file():
-            continue
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise ClearheadError(f"{str(path)!r} cannot be read as JSON: {reason(error)}") from error
-        if not isinstance(found, dict):
-            raise ClearheadError(
-                f"{str(path)!r} holds a {type(found).__name__} in JSON; save_pretrained() writes an object."
-            )
 
 
 @contextmanager

@@ -74,8 +74,7 @@ def make_mask(
     call = running.get()
     if call is None:
         raise UnsupportedError(
-            "a layer's mask was asked for outside of a call of the model that run_on_clearhead(…, layout=…) "
-            "was given, or of a model inside it: call one of these."
+            "a layer ran outside of a call of the model that run_on_clearhead(…, layout=…) was given: call the model."
         )
     held = call.layout.count()
     if (q_length, kv_length, int(q_offset), int(kv_offset)) != (held, held, 0, 0):
@@ -113,8 +112,7 @@ def attend(
     if shared is None:
         given = None if attention_mask is None else f"{attention_mask.dtype}, shape {tuple(attention_mask.shape)}"
         raise UnsupportedError(
-            f"{name} makes its mask in its own code, {given}, of this rank's positions alone: a "
-            "sequence can be shared out over ranks in models that ask transformers for their masks."
+            f"{name} makes its mask in its own code, {given}, of this rank's positions alone, not by transformers."
         )
     if call := running.get():
         call.attended = True
@@ -198,15 +196,14 @@ class Hook:
         running.set(None)
         if not call.attended and output is not None:  # None while an error is under way
             raise UnsupportedError(
-                f"{type(module).__name__} has computed no attention that transformers lets a backend compute, so each "
-                "rank's part was read by itself: run it with run_on_clearhead(model), whole sequences on each rank."
+                f"{type(module).__name__} computed no attention on a backend of transformers, and read each part alone."
             )
 
     def _call(self, module: nn.Module, named: Mapping[str, Any]) -> Running:
         """The call with its masks. Raises an error on every rank where one rank was called wrongly."""
         channel, error, said = Channel(self.layout.group), None, (0, 0, 0)
         try:
-            ids, mask = check(type(module).__name__, named, self.layout, ADVICE)
+            ids, mask = check(type(module).__name__, named, self.layout)
             device, said = ids.device, (*ids.shape[:1], 0 if mask is None else 1 + mask.shape[0], 1)
         except ClearheadError as wrong:
             given = (tensor.device for tensor in named.values() if isinstance(tensor, Tensor))
@@ -217,7 +214,7 @@ class Hook:
         _agree(every, type(module).__name__)
         positions = _whole(ids.long(), self.layout, channel)
         words = None if mask is None else _whole((mask != 0).to(torch.uint8), self.layout, channel).bool()
-        _check_positions(positions, words, self.layout, module, ADVICE)
+        _check_positions(positions, words, self.layout, module)
         padding = None if words is None or bool(words.all()) else Padding(words)
         breaks = positions.diff(dim=1) != 1
         if words is not None or not bool(breaks.any()):
@@ -227,12 +224,6 @@ class Hook:
 
     def __deepcopy__(self, memo: Any) -> Hook:
         return self  # a copied model shares out its sequences in the same way
-
-    def __reduce__(self) -> Any:
-        raise ClearheadError(
-            "a model with a layout cannot be pickled, since its layout holds a process group: save its state_dict(), "
-            "or call clearhead.models.run_on_clearhead(model) first."
-        )
 
 
 def _agree(every: list[list[int]], name: str) -> None:
@@ -257,37 +248,31 @@ def remove(parts: list[Any]) -> None:
         remove_hooks(part, lambda hook: isinstance(getattr(hook, "__self__", None), Hook))
 
 
+CACHE = "a cache of keys is not shared out over ranks; to generate, set the model back by run_on_clearhead(model)"
 WHY = {
     "labels": "labels are shifted before a sequence is shared out, and the loss is divided by the number of labels on "
     "all ranks: take part.loss(output.logits), of part = clearhead.distributed.shard_batch(batch, layout)",
-    "past_key_values": "a cache of keys is not shared out over ranks, and so neither is generate()",
+    "past_key_values": CACHE,
+    "use_cache": f"{CACHE}, else pass use_cache=False",
 }
 
 
-def check(model: str, named: Mapping[str, Any], layout: Layout, advice: str) -> tuple[Tensor, Tensor | None]:
+def check(model: str, named: Mapping[str, Any], layout: Layout) -> tuple[Tensor, Tensor | None]:
     """This rank's position ids (rows, l), and its attention mask (B, l) or None.
 
     Raises an error for arguments that cannot be shared out.
     """
-    given = {name: value for name, value in named.items() if value is not None}
+    given = {name: value for name, value in named.items() if value is not None and value is not False}
     refuse_distributed({name: value for name, value in given.items() if isinstance(value, Tensor)})
-    if given.get("use_cache"):
-        raise ClearheadError(
-            f"{model} was called with use_cache=True, and runs on {layout}: {WHY['past_key_values']}. Call it with "
-            "use_cache=False, or generate with a model set back by run_on_clearhead(model)."
-        )
     for name, value in given.items():
         if name in WHY or (isinstance(value, Tensor) and name not in BY_POSITION):
             packed = "; packed documents are marked by position_ids that begin again" if "seq_len" in name else ""
             why = WHY.get(name, f"this argument is not shared out over ranks{packed}")
             raise ClearheadError(f"{model} was called with {name}, and runs on {layout}: {why}.")
     main = first(given)
-    if not isinstance(main, Tensor):
-        raise ClearheadError(f"{model} runs on {layout}, and was called without input_ids or inputs_embeds. {advice}")
-    if "position_ids" not in given:
+    if not isinstance(main, Tensor) or "position_ids" not in given:
         raise ClearheadError(
-            f"{model} runs on {layout}, and was called without position_ids: it would count each rank's positions from "
-            f"0. {advice}"
+            f"{model} runs on {layout}, and needs input_ids or inputs_embeds, and position_ids. {ADVICE}"
         )
     for name in BY_POSITION:
         if name not in given:
@@ -299,7 +284,7 @@ def check(model: str, named: Mapping[str, Any], layout: Layout, advice: str) -> 
             shown = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise ClearheadError(
                 f"{name} is {shown}, and rank {layout.rank} holds {layout.count()} of {layout}: pass this rank's part, "
-                f"({main.shape[0]}, {layout.count()}). {advice}"
+                f"({main.shape[0]}, {layout.count()}). {ADVICE}"
             )
     return given["position_ids"], given.get("attention_mask")
 
@@ -323,7 +308,7 @@ def _whole(part: Tensor, layout: Layout, channel: Channel) -> Tensor:
     return found
 
 
-def _check_positions(positions: Tensor, words: Tensor | None, layout: Layout, model: Any, advice: str) -> None:
+def _check_positions(positions: Tensor, words: Tensor | None, layout: Layout, model: Any) -> None:
     """Raise an error unless `positions` (rows, L) are position ids of whole sequences, as the model counts them.
 
     `words` (B, L): False for padding; None where there is none.
@@ -335,7 +320,7 @@ def _check_positions(positions: Tensor, words: Tensor | None, layout: Layout, mo
         raise ClearheadError(
             f"position_ids begin at {int(several[0][0, 0])} on every rank, as if each held a sequence of its own; they "
             "are those of the whole sequence, layout.positions(), here such as "
-            f"{layout.positions()[:3].tolist()}… {advice}"
+            f"{layout.positions()[:3].tolist()}… {ADVICE}"
         )
     start = _counts_from(model)
     if bool(((positions < start) & (True if words is None else words)).any()):

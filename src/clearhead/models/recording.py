@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 from torch import Tensor
 
 from clearhead.base.arrays import Array
-from clearhead.base.errors import ClearheadError, require
+from clearhead.base.errors import require
 from clearhead.base.words import TokensLike
 from clearhead.explanation.diagnosis.diagnose import diagnosis_of
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis
@@ -30,9 +30,6 @@ from clearhead.models.show.recorded_calls import RecordedCalls
 from clearhead.models.table import Table
 from clearhead.models.tap.choice import Layers, Pairs, Positions
 from clearhead.models.use.reduced import reduced
-
-if TYPE_CHECKING:
-    pass
 
 
 class Recording(RecordedCalls):
@@ -153,11 +150,6 @@ class Recording(RecordedCalls):
         fit. Cost: a pass over both calls' pairs, a block at a time; O(Lq + Lk) memory a head.
         Source: Lin 1991, "Divergence Measures Based on the Shannon Entropy".
         """
-        if not isinstance(other, Recording):
-            raise ClearheadError(
-                f"compare takes another recording of watch(model); got a {type(other).__name__}. To "
-                "compare backends of one model: ch.models.compare_backends(model, 'sdpa', 'eager', inputs)."
-            )
         for one in (self, other):
             one.check_complete("compare")
         return compare_calls(self.calls, other.calls, matched)

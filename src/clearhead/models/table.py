@@ -6,7 +6,6 @@ import csv
 import io
 import math
 from collections.abc import Iterable, Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex, overload
 
@@ -115,18 +114,11 @@ class Table(list[Row]):
         `ClearheadError` for a column that is not there, or whose entries have no order, as arrays have none.
         """
         column = self._column(by)
-        shaped = next((one for one in column if getattr(one, "ndim", 0)), None)
-        if shaped is not None:
-            raise ClearheadError(
-                f"the column {by!r} cannot be sorted: it holds arrays, such as one of shape {tuple(shaped.shape)}, and "
-                "arrays have no order. Sort by a number of each, such as the largest: ch.models.Table(row | "
-                f"{{'largest': float(row[{by!r}].max())}} for row in table).sort_values('largest')."
-            )
-        last = [one is None or one != one for one in column]
         sign = 1 if ascending else -1
         try:
+            last = [one is None or bool(one != one) for one in column]
             known = sorted((i for i, none in enumerate(last) if not none), key=lambda i: column[i], reverse=sign < 0)
-        except TypeError as error:
+        except (TypeError, ValueError, RuntimeError) as error:  # arrays have no order
             raise ClearheadError(f"the column {by!r} cannot be sorted: {error}.") from error
         return self._like(([self[i] for i in known] + [row for row, none in zip(self, last, strict=True) if none]), by)
 
@@ -217,13 +209,8 @@ class Table(list[Row]):
 
     def to_pandas(self) -> DataFrame:
         """The rows as a `pandas.DataFrame`; NaN where a measure could not be computed. Needs pandas."""
-        try:
-            pandas = import_module("pandas")
-        except ImportError as missing:
-            raise ClearheadError(
-                f"to_pandas() needs pandas, which could not be imported ({missing}). Install it with:  pip install "
-                "pandas  or use the table as it is: a list of dicts."
-            ) from missing
+        import pandas
+
         return pandas.DataFrame(list(self))
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import to_tensor
 from clearhead.base.errors import UnsupportedError
 from clearhead.inspection.gradients import WeightGradients
 from clearhead.inspection.index import Heads
@@ -133,12 +132,12 @@ class MultipliedWeights(PaddedWeights):
 
     def _map(self, pick: tuple[int, ...], most: int) -> Tensor:
         raise UnsupportedError(
-            "an edit multiplied these weights after the softmax, and a map of their largest ones is not computed. Look "
-            "at parts: weights[index], or a map of means: Pool(size, how='mean')."
+            "an edit multiplied these weights after the softmax: look at parts, or at Pool(size, 'mean')."
         )
 
     def _times(self, value: Any) -> Any:
-        return self._product(super()._times(value), self._factor.unsqueeze(-1))
+        found = super()._times(value)
+        return found * self._factor.unsqueeze(-1).to(found.dtype)
 
     def _meant(self, reduction: Reduction[Any]) -> Reduction[Any]:
         """The reduction of the softmax from which `_of_product` makes this reduction of the product."""
@@ -149,24 +148,18 @@ class MultipliedWeights(PaddedWeights):
         if isinstance(reduction, by_query.TopK | OF_SCORES | LINEAR):
             return reduction
         raise UnsupportedError(
-            f"an edit multiplied these weights after the softmax, and {type(reduction).__name__} of the product is not "
-            "computed. Look at parts: weights[index]."
+            f"an edit multiplied these weights after the softmax: look at parts, not at {type(reduction).__name__}."
         )
 
     def _of_product(self, result: Any, reduction: Reduction[Any]) -> Any:
         factor = self._factor
         if isinstance(reduction, by_query.TopK):
             values, keys = result
-            return self._product(values, factor.unsqueeze(-1)), keys
+            return values * factor.unsqueeze(-1).to(values.dtype), keys
         if isinstance(reduction, LINEAR):
-            return self._product(result, factor.reshape(*factor.shape, *(1,) * (result.ndim - factor.ndim)))
+            factor = factor.reshape(*factor.shape, *(1,) * (result.ndim - factor.ndim))
+            return result * factor.to(result.dtype)
         return result
-
-    def _product(self, result: Any, factor: Tensor) -> Any:
-        """The product of a result and a factor, an array or a tensor as the weights give them."""
-        found = to_tensor(result, "a result")
-        found = found * factor.to(found.dtype)
-        return found.numpy() if self._source.numpy else found
 
     def _of_queries(self, queries: Queries) -> Tensor:
         """The weight of each query times its factor."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -199,57 +199,33 @@ def logit_attribution(
     with torch.inference_mode(False):
         inputs = outside_inference(model, inputs, "logit_attribution")
         given = {"token": token, "position": position} | ({} if against is None else {"against": against})
-        several = {name: numbers for name, one in given.items() if (numbers := _answers_of(name, one)) is not None}
+        several = {name: numbers for name, one in given.items() if (numbers := _answers_of(one)) is not None}
         asked = _asked(given, several)
         found = _attributions(model, inputs, [logit_difference(**one) for one in asked], several)
         return _together(found, asked) if several else found[0]
 
 
-def _answers_of(name: str, given: Any) -> Tensor | None:
+def _answers_of(given: Any) -> Tensor | None:
     """An argument with several answers for each sequence, (B or 1, K); None for any other."""
-    if isinstance(given, int):
-        return None
     try:
         numbers = torch.as_tensor(given)
-    except (TypeError, ValueError, RuntimeError):
-        rows = [len(row) if isinstance(row, Sized) else 0 for row in given] if isinstance(given, Sequence) else []
-        if len(set(rows)) > 1:
-            raise ShapeError(
-                f"logit_attribution: {name} has rows of {', '.join(map(str, rows))} numbers; expected as many answers "
-                "to each text, (B, K)."
-            ) from None
+    except (TypeError, ValueError, RuntimeError):  # `logit_difference` says what it takes
         return None
-    if numbers.ndim > 2:
-        raise ShapeError(
-            f"logit_attribution: {name} has shape {tuple(numbers.shape)}; expected one number, one for each text, "
-            "(B,), or K for each, (B, K) or (1, K)."
-        )
-    return numbers if numbers.ndim == 2 else None
-
-
-def _check_batch(several: dict[str, Tensor], logits: Tensor) -> None:
-    """Raise for answers to other texts than the model was given. `logits`: (B, L, V) or (B, V)."""
-    for name, numbers in several.items():
-        if len(numbers) not in (1, len(logits)):
-            raise ShapeError(
-                f"logit_attribution: {name} has shape {tuple(numbers.shape)}, a row for each of {len(numbers)} texts, "
-                f"and the model gave logits {tuple(logits.shape)}, of {len(logits)}; expected "
-                f"({len(logits)}, {numbers.shape[1]}), or (1, {numbers.shape[1]}) for all texts."
-            )
+    return numbers if numbers.ndim > 1 else None
 
 
 def _asked(given: dict[str, Any], several: dict[str, Tensor]) -> list[dict[str, Any]]:
     """The arguments of each answer. `several`: those that have more than one, (B or 1, K)."""
-    counts = {name: numbers.shape[1] for name, numbers in several.items()}
-    if several and (len(set(counts.values())) > 1 or 0 in counts.values()):
-        said = " and ".join(f"{name} has shape {tuple(numbers.shape)}" for name, numbers in several.items())
+    shapes = {name: tuple(numbers.shape) for name, numbers in several.items()}
+    if len({shape[1:] for shape in shapes.values()}) > 1 or any(
+        len(shape) > 2 or 0 in shape for shape in shapes.values()
+    ):
         raise ShapeError(
-            f"logit_attribution: {said}; two dimensions are for K answers to each text, (B, K) or (1, K), with the "
-            "same K from 1 on."
+            f"logit_attribution: several answers have the shapes {shapes}; expected (B, K) or (1, K), one K from 1 on."
         )
     return [
         given | {name: numbers[0, n] if len(numbers) == 1 else numbers[:, n] for name, numbers in several.items()}
-        for n in range(next(iter(counts.values()), 1))
+        for n in range(max((numbers.shape[1] for numbers in several.values()), default=1))
     ]
 
 
@@ -285,7 +261,6 @@ def _attributions(
         frozen = Frozen(model, before, Writers(seen))
         with Uninterrupted(frozen.hooked):
             output = ran(model, inputs)
-        _check_batch(several, logits_of(output))
         logits = frozen.before_cap(logits_of(output))
         for metric in () if "position" in several else metrics:
             refuse_padding(metric, model, inputs, output)
@@ -295,17 +270,16 @@ def _attributions(
     if mixed:
         warnings.warn(
             f"logit_attribution: the heads of {listed(map(str, mixed))} are not told apart, because no linear layer "
-            "was given their outputs side by side: the model computes something between, such as a norm or a gate. "
-            "What they add counts among the others, under the names of the layers that write it. For the effect of "
-            "each head run ch.models.sweep(model, lambda layer, head: ch.edits.Ablate(layer, head), inputs, "
-            "ch.models.logit_difference(token)).",
+            "was given their outputs side by side. What they add counts among the others, by the names of the layers "
+            "that write it. For the effect of each head run ch.models.sweep(model, lambda layer, head: "
+            "ch.edits.Ablate(layer, head), inputs, ch.models.logit_difference(token)).",
             stacklevel=3,
         )
     if frozen.bends:
         warnings.warn(
             f"logit_attribution: behind its last block the model computes {', '.join(dict.fromkeys(frozen.bends))} of "
-            "what the residual stream holds, which is not linear. Each part is taken at the slope of this run, so the "
-            "parts do not add up to the logit: what is missing is in remainder, with the biases.",
+            "what the residual stream holds, which is not linear: the parts are taken at the slope of this run, and do "
+            "not add up to the logit. What is missing is in remainder.",
             stacklevel=3,
         )
     return found
@@ -318,23 +292,20 @@ def _of_metric(
     logit, capped = metric(output), None
     if logits is not None:
         logit, capped = metric(logits), logit.detach()
-    if not logit.requires_grad:
-        raise _none_reaches()
-    with without_autocast(logit.device):
-        leaves = [one.result for one in frozen.written]
-        grads = [torch.autograd.grad(one, leaves, allow_unused=True, retain_graph=True) for one in logit]
-    with torch.no_grad():
-        parts = _parts(calls, frozen.written, list(zip(*grads, strict=True)), logit.dtype)
-    if not parts[0] and not parts[1]:
-        raise _none_reaches()
-    return LogitAttribution(parts[0], logit.detach(), parts[1], capped)
-
-
-def _none_reaches() -> ClearheadError:
-    return ClearheadError(
-        "logit_attribution: no layer's result reaches the logit through the residual stream. The model's blocks are of "
-        "a form that is not known, or its forward() switches gradients off, with torch.no_grad()."
-    )
+    found: list[AttributedCall] = []
+    others: dict[str, Tensor] = {}
+    if logit.requires_grad:
+        with without_autocast(logit.device):
+            leaves = [one.result for one in frozen.written]
+            grads = [torch.autograd.grad(one, leaves, allow_unused=True, retain_graph=True) for one in logit]
+        with torch.no_grad():
+            found, others = _parts(calls, frozen.written, list(zip(*grads, strict=True)), logit.dtype)
+    if not found and not others:
+        raise ClearheadError(
+            "logit_attribution: no layer's result reaches the logit through the residual stream. The blocks are of a "
+            "form that is not known, or forward() switches gradients off, with torch.no_grad()."
+        )
+    return LogitAttribution(found, logit.detach(), others, capped)
 
 
 def _parts(

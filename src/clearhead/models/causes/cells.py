@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
@@ -25,27 +24,12 @@ Over = Literal["layer", "head", "position"]
 Cell = dict[str, int | str]
 
 
-def checked_sides(over: Any, make_edit: Any, metric: Any, who: str) -> tuple[Over, ...]:
-    """The sides of the cells; raises for arguments that no sweep takes."""
+def checked_sides(over: Any, who: str) -> tuple[Over, ...]:
+    """The sides of the cells."""
     sides = items_of(over)
     known = [side for side in sides if isinstance(side, str) and side in get_args(Over)]
     if not sides or len(set(known)) != len(sides):
         raise ClearheadError(f"{who}: over is {over!r:.60}; expected one or several of {listed(get_args(Over))}.")
-    if not callable(make_edit) or not callable(metric):
-        raise ClearheadError(
-            f"{who}: make_edit and metric are functions, such as lambda layer, head: ch.edits.Ablate(layer, head) and "
-            "ch.models.logit_difference(token)."
-        )
-    try:
-        own = inspect.signature(make_edit)
-    except ValueError:  # of C, without a signature
-        return sides
-    try:
-        own.bind(**dict.fromkeys(sides))
-    except TypeError:
-        raise ClearheadError(
-            f"{who}: make_edit is called with the keywords {listed(sides)}; its own parameters are {own}."
-        ) from None
     return sides
 
 
@@ -66,9 +50,7 @@ def edits_of(make_edit: Callable[..., Any], cell: Cell, who: str) -> list[Edit]:
     made = make_edit(**cell)
     own = [made] if isinstance(made, Edit) else made
     if not isinstance(own, Sequence) or not own or not all(isinstance(one, Edit) for one in own):
-        raise ClearheadError(
-            f"{who}: make_edit gave {made!r:.60} for {cell}; expected an edit, such as ch.edits.Ablate(layer, head)."
-        )
+        raise ClearheadError(f"{who}: make_edit gave {made!r:.60} for {cell}; expected an edit, or a list of edits.")
     return list(own)
 
 
@@ -109,16 +91,13 @@ def sequences_of(inputs: Any, calls: Sequence[AttentionCall]) -> int:
     """How many sequences the inputs hold: those of every attention call, and the first dimension of a tensor."""
     leaves: list[Any] = []
     tree_map_only(object, leaves.append, dict(inputs) if isinstance(inputs, Mapping) else inputs)
-    for one in leaves:
-        if not isinstance(one, PLAIN):
-            raise ClearheadError(f"sweep: the inputs hold a {type(one).__name__}, which is not repeated. Pass batch=1.")
     shapes = [tuple(one.shape) for one in leaves if isinstance(one, Tensor)]
+    others = [type(one).__name__ for one in leaves if not isinstance(one, PLAIN)]
     counts = {call.shape[0] for call in calls}
-    if len(counts) != 1 or not counts <= {shape[0] for shape in shapes if shape}:
+    if others or len(counts) != 1 or not counts <= {shape[0] for shape in shapes if shape}:
         raise ClearheadError(
-            f"sweep: the inputs are tensors of the shapes {', '.join(map(str, shapes))}, and the model's attention "
-            f"calls have {' or '.join(map(str, sorted(counts)))} sequences. Copies of the inputs side by side are told "
-            "apart where both are the same number. Pass batch=1."
+            f"sweep: copies of the inputs cannot run side by side: they hold tensors of the shapes {shapes}, others of "
+            f"the types {others}, and the model's attention calls have {sorted(counts)} sequences. Pass batch=1."
         )
     return counts.pop()
 

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from clearhead.base.arrays import accumulated
 from clearhead.base.errors import ClearheadError, UnsupportedError
-from clearhead.base.text import listed
 from clearhead.inspection.low_rank import LowRank
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.calls import labels, one_call
@@ -63,10 +62,7 @@ def circuits(model: nn.Module | Recording, inputs: object = None) -> Circuits:
         return Circuits(model, {})
     if not isinstance(model, nn.Module) or inputs is None:
         got = type(model).__name__ + ("" if inputs is None else f" and inputs, a {type(inputs).__name__}")
-        raise ClearheadError(
-            f"circuits takes a model and inputs, circuits(model, inputs), or a recording alone, circuits(seen); got a "
-            f"{got}."
-        )
+        raise ClearheadError(f"circuits takes a model and inputs, or a recording alone, circuits(seen); got a {got}.")
     with watch_own(model, values=True) as seen:
         run(model, inputs)
     return Circuits(seen, {**dict(model.named_modules()), type(model).__name__: model})
@@ -130,9 +126,7 @@ class Circuits:
         Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits".
         """
         if not isinstance(through, str) or through not in get_args(Composed):
-            raise ClearheadError(
-                f"composition: through is {through!r:.60}; expected one of {listed(get_args(Composed))}."
-            )
+            raise ClearheadError(f"composition: through is {through!r:.60}; expected one of {get_args(Composed)}.")
         sides = [one for one in self._sides.values() if one.call.kind == "self"]
         writes = [_factors(one, "value") for one in sides]
         reads = writes if through == "value" else [_factors(one, through) for one in sides]

@@ -80,10 +80,8 @@ def attribution_patching(
     and `exact` runs of the model.
     Source: Nanda 2023, "Attribution Patching: Activation Patching At Industrial Scale"; Kramár et al. 2024, "AtP*".
     """
-    sides = checked_sides(over, make_edit, metric, "attribution_patching")
+    sides = checked_sides(over, "attribution_patching")
     exact, batch = check_count(exact, 0, "attribution_patching: exact"), check_count(batch, 1, "batch")
-    if not isinstance(model, nn.Module):
-        raise ClearheadError(f"attribution_patching takes a torch.nn.Module; got a {type(model).__name__}.")
     refuse_compiled(model, "attribution_patching", "reads")
     refuse_edited(model, "attribution_patching")
     probe = Probe(model)
@@ -157,8 +155,7 @@ class Probe(Editor):
         call.ran = None
         if not torch.is_grad_enabled():
             raise UnsupportedError(
-                f"{name} computes attention without gradients, as under torch.no_grad() in the model's own code. Use "
-                "ch.models.sweep, which needs none."
+                f"{name} computes attention without gradients, as under torch.no_grad(): use ch.models.sweep."
             )
 
     def after(self, call: InterceptedCall, result: Any) -> Any:

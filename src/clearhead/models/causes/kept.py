@@ -52,9 +52,7 @@ class Kept:
             self._path = Path(folder) / "sweep.jsonl"
             text = self._path.read_text("utf-8", "replace") if self._path.exists() else ""
         except (OSError, TypeError, ValueError) as error:
-            raise ClearheadError(
-                f"sweep: folder is {folder!r:.200}, which is no folder to write to ({error})."
-            ) from error
+            raise ClearheadError(f"sweep: cannot write to the folder {folder!r:.200} ({error}).") from error
         tensors: list[Tensor] = []
         tree_map_only(Tensor, tensors.append, dict(inputs) if isinstance(inputs, Mapping) else inputs)
         header = {"cells": cells, "metric": _named(metric), "inputs": _digest(tensors)}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.arrays import Integers
-from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.errors import ClearheadError
 from clearhead.base.text import brief
 from clearhead.models.tap.padding import Told, given
 
@@ -53,16 +53,10 @@ def _refuse_at(position: Any) -> Callable[[Tensor], None]:
         last = "-1" if bool(words[at, -1]) else "attention_mask.sum(1) - 1"
         raise ClearheadError(
             f"position {int(places[at])} of sequence {at} is padding by the attention mask, so its logits are those of "
-            f"no token. Its words are at {_ranges(words[at])}; the last word of each sequence is at position={last}."
+            f"no token. The last word of each sequence is at position={last}."
         )
 
     return refuse
-
-
-def _ranges(words: Tensor) -> str:
-    """The first and the last place of the words of a sequence."""
-    places = words.nonzero().flatten().tolist()
-    return f"{places[0]} … {places[-1]}" if places else "no position"
 
 
 def logits_of(output: Any) -> Tensor:
@@ -70,8 +64,7 @@ def logits_of(output: Any) -> Tensor:
     logits = getattr(output, "logits", output)
     if not isinstance(logits, Tensor) or logits.ndim not in (2, 3):
         raise ClearheadError(
-            f"the model gave a {type(output).__name__} without logits, (B, L, V) or (B, V). Pass the model with its "
-            "head, such as AutoModelForCausalLM."
+            f"the model gave a {type(output).__name__} without logits, (B, L, V) or (B, V); pass it with its head."
         )
     return logits
 
@@ -81,18 +74,13 @@ def numbers_for(given: Any, batch: int, allowed: range, name: str, device: torch
     try:
         numbers = torch.as_tensor(given, device=device)
     except (TypeError, ValueError, RuntimeError):
-        numbers = torch.empty(0, dtype=torch.float64, device=device)
+        numbers = torch.empty(0, device=device)
     whole = not (numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool)
-    if whole and numbers.shape not in ((), (batch,)):
-        raise ShapeError(
-            f"{name} has shape {tuple(numbers.shape)}; expected one number for all sequences, (), or one for each, "
-            f"({batch},)."
-        )
-    wrong = [n for n in numbers.flatten().tolist() if n not in allowed] if whole else [given]
-    if wrong or not whole:
+    fits = whole and numbers.shape in ((), (batch,)) and all(n in allowed for n in numbers.flatten().tolist())
+    if not fits:
         raise ClearheadError(
-            f"{name} is {wrong[0]!r:.60}; expected a whole number from {allowed.start} to {allowed.stop - 1}, or one "
-            f"for each of the {batch} sequences."
+            f"{name} is {brief(given)}; expected a whole number from {allowed.start} to {allowed.stop - 1}, or one for "
+            f"each of the {batch} sequences, ({batch},)."
         )
     return numbers.long().clone().expand(batch)  # a copy: autograd keeps no tensor of inference mode
 
@@ -131,8 +119,7 @@ def logit_difference(token: Each, against: Each | None = None, position: Each = 
             if bool((same := wanted == other).any()):
                 at = int(same.nonzero()[0])
                 raise ClearheadError(
-                    f"token and against are both {int(wanted[at])} in sequence {at}, and the difference of a logit "
-                    "from itself is 0 in every model. against is another token, or is left out for the logit itself."
+                    f"token and against are both {int(wanted[at])} in sequence {at}: the difference is 0 in any model."
                 )
             found = found - logits.gather(1, other[:, None])
         return found.squeeze(1)
@@ -156,10 +143,6 @@ def kl(reference: object, position: Each = -1) -> Metric:
 
     def metric(output: Any) -> Tensor:
         found = at_position(logits_of(output), position).log_softmax(-1)
-        if found.shape != wanted.shape:
-            raise ShapeError(
-                f"kl: the reference has logits {tuple(wanted.shape)}, and the output {tuple(found.shape)}."
-            )
         chances = wanted.exp()
         divergence: Tensor = (chances * (wanted - found)).masked_fill(chances == 0, 0.0).sum(-1)
         return divergence
@@ -179,24 +162,15 @@ def next_token_loss(ids: Integers) -> Metric:
     Gives a function of the model's output, (B,). `sweep` and `attribution_patching` raise a `ClearheadError` where
     padding, by the attention mask of the inputs, is not left out.
     """
-    try:
-        tokens = torch.as_tensor(ids)
-    except (TypeError, ValueError, RuntimeError):
-        raise ClearheadError(
-            f"next_token_loss: ids is {brief(ids)}; expected whole numbers, (B, L), such as inputs['input_ids']."
-        ) from None
+    tokens = torch.as_tensor(ids)
 
     def metric(output: Any) -> Tensor:
         logits = logits_of(output)
-        if logits.ndim != 3 or tuple(tokens.shape) != tuple(logits.shape[:2]):
-            raise ShapeError(
-                f"next_token_loss: ids are {tuple(tokens.shape)} and the logits {tuple(logits.shape)}; expected (B, L) "
-                "and (B, L, V)."
-            )
-        if tokens.is_floating_point() or tokens.dtype == torch.bool or bool((tokens >= logits.shape[2]).any()):
+        whole = not (tokens.is_floating_point() or tokens.dtype == torch.bool)
+        if tokens.shape != logits.shape[:-1] or not whole or bool((tokens >= logits.shape[-1]).any()):
             raise ClearheadError(
-                f"next_token_loss: ids are of {tokens.dtype}, up to {tokens.max():g}; expected whole numbers below "
-                f"{logits.shape[2]}, the size of the vocabulary."
+                f"next_token_loss: ids are {tokens.dtype}, {tuple(tokens.shape)}; expected whole numbers below "
+                f"{logits.shape[-1]}, {tuple(logits.shape[:-1])}, for the logits {tuple(logits.shape)}."
             )
         wanted = tokens[:, 1:].to(logits.device)
         counts = wanted >= 0

@@ -102,13 +102,11 @@ class Sweep(HeadNumbers, Table):
 
     def _picture(self) -> tuple[np.ndarray, Side, Side]:
         sides: list[Over] = [side for side in get_args(Over) if self and side in self[0]]
-        if len(sides) > 2:
-            raise ClearheadError("plot() draws two sides, and this sweep has three: use grid(rows, columns, layer=0).")
         if len(sides) == 1:
             names, effects = [row[sides[0]] for row in self], np.array([[row["effect"]] for row in self])
             across = Side("effect", 1)
         else:
-            effects, names, others = self.grid(*sides)
+            effects, names, others = self.grid(*sides[:2])  # raises for three sides
             across = Side(sides[1], len(others), [str(name) for name in others])
         return effects, Side(sides[0], len(names), [str(name) for name in names]), across
 
@@ -158,7 +156,7 @@ def sweep(
     Source: Michel et al. 2019, "Are Sixteen Heads Really Better than One?"; Meng et al. 2022, "Locating and Editing
     Factual Associations in GPT".
     """
-    sides = checked_sides(over, make_edit, metric, "sweep")
+    sides = checked_sides(over, "sweep")
     batch = check_count(batch, 1, "sweep: batch")
     with watch_own(model) as seen:
         output = run(model, inputs)
@@ -193,7 +191,6 @@ def sweep_of(
     """A table of these rows. `metric`: may have a name and a unit, as attributes. `names`: of the classes of edits."""
     found = Sweep(rows)
     found.edited = " and ".join(names)
-    name, unit = getattr(metric, "name", None), getattr(metric, "unit", None)
     found.plain, found.estimated = plain, estimated
-    found.metric, found.unit = name if isinstance(name, str) else "metric", unit if isinstance(unit, str) else ""
+    found.metric, found.unit = getattr(metric, "name", "metric"), getattr(metric, "unit", "")
     return found

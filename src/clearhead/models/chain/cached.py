@@ -141,7 +141,7 @@ class Cached(NamedTuple):
         return found
 
 
-def alone(tensor: Tensor, filled: int | None = None, query: int | None = None) -> Cached:
+def alone(tensor: Tensor) -> Cached:
     """A chain of one tensor, which continues no other."""
     length = tensor.shape[2]
-    return Cached(Chain([Link(0, length, 0, tensor, length if filled is None else filled, query=query)]), 0)
+    return Cached(Chain([Link(0, length, 0, tensor, length)]), 0)

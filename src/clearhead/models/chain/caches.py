@@ -17,7 +17,7 @@ from torch import Tensor
 
 from clearhead.base.tensor_kind import is_readable
 from clearhead.base.versions import bits
-from clearhead.models.chain.cached import Cached, Chain, Link, alone
+from clearhead.models.chain.cached import Cached, Chain, Link
 from clearhead.models.tap.modules import Kind
 from clearhead.models.tap.patch import replaced
 from clearhead.nn.key_value_cache import KeyValueCache
@@ -215,16 +215,13 @@ def comparable(tensor: Tensor) -> bool:
 
 def first(call: CallFacts, tensor: Tensor, fresh: bool, query: int | None) -> Cached:
     """The first link of a chain; the empty slots of a static cache are not kept."""
-    cached = _first(call, tensor, fresh, query)
-    cached.chain.first = (call.left(tensor.shape[2]) or 0) if call.kind == "self" else 0
-    return cached
-
-
-def _first(call: CallFacts, tensor: Tensor, fresh: bool, query: int | None) -> Cached:
     length, filled = tensor.shape[2], call.filled
     if call.joins and filled < length and comparable(tensor) and not bool(bits(tensor[:, :, filled:]).any()):
-        return Cached(Chain([Link(0, length, 0, copied(tensor[:, :, :filled]), filled, query=query)]), 0)
-    return alone(tensor if fresh else copied(tensor), filled, query)
+        new = copied(tensor[:, :, :filled])
+    else:
+        new = tensor if fresh else copied(tensor)
+    dropped = call.left(length) if call.kind == "self" else None
+    return Cached(Chain([Link(0, length, 0, new, filled, query=query)], first=dropped or 0), 0)
 
 
 class _Newest:

@@ -17,7 +17,7 @@ from clearhead.base.arrays import Array
 from clearhead.base.errors import ClearheadError
 from clearhead.base.managers import caller
 from clearhead.base.shapes import Sizes, extent, part
-from clearhead.base.text import brief
+from clearhead.base.text import brief, listed
 from clearhead.base.versions import Versions, bits
 from clearhead.base.words import ids_of
 from clearhead.biases.base import Added, Part
@@ -77,14 +77,19 @@ class Generation(list[AttentionCall]):
         where steps are missing; where beams cannot be told apart, because in each watched layer a window has dropped
         all keys in which they differ; where scales, softcaps or sinks differ; for `sequences` that no row has
         read; and for one that rows of several inputs have read, where not all sequences are given in their order.
-        Cost: a copy of the queries and of the keys, once.
+        Cost: a copy of the queries, of the keys, and of the values that were kept, once.
         """
         if sequences is None:
-            joined = _together_of(self)
+            call = joined_call(self)
             warn_of_beams(self[-1].cached_key)
         else:
-            joined = _together_of(*found_rows(self, sequences))
-        return weights_of(FromRecord(joined.record, joined.said), joined.padding, joined.factor)
+            call = joined_call(*found_rows(self, sequences))
+        said: dict[str, Any] = {"score": call.score, "mask": call.mask}
+        if self[-1].cached_key.chain.first:  # a window had dropped keys before the first recorded call
+            starts = (side.start for side in self.positions)
+            places = zip(("queries", "keys"), starts, call.shape[2:], strict=True)
+            said |= {name: f"{start} … {start + length - 1}" for name, start, length in places}
+        return weights_of(FromRecord(call.record, said), call.padding, call.factor)
 
     @property
     def positions(self) -> tuple[range, range]:
@@ -169,57 +174,23 @@ class Placed(NamedTuple):
         return whole[:, :, ::row_step, ::column_step]
 
 
-class Joined(NamedTuple):
-    """All steps of a generation as one problem: see `Generation.joined`. `said`: what the repr of the weights says."""
-
-    steps: list[Step]
-    record: Record
-    said: dict[str, Any]
-    padding: Words | None
-    factor: Tensor | None
-
-
 def joined_call(calls: Sequence[AttentionCall], rows: Tensor | None = None, stop: int | None = None) -> AttentionCall:
     """All steps of a generation as one call; values are joined too, where they were kept. `rows`: of the last step;
     None is all. `stop`: see `_steps`."""
-    steps, record, said, padding, factor = _together_of(calls, rows, stop)
-    last, keys = steps[-1].call, record.problem.sizes.keys
-    begins = tuple(itertools.accumulate((step.queries for step in steps[:-1]), initial=0))
-    value = last.cached_value
-    inputs = CallInputs(
-        torch.cat([step.of_rows(step.call.query)[:, :, : step.queries] for step in steps], 2),
-        alone(record.problem.key),
-        last.score,
-        said["mask"],
-        record,
-        None if value is None else alone(steps[-1].of_rows(value.between(0, keys))),
-        padding=padding,
-        ids=_read(steps),
-    )
-    result = CallResult(None if value is None else Outcome(), factor, any(step.call.edited for step in steps))
-    return AttentionCall(inputs, result, last.context._replace(origin=None, begins=begins))
-
-
-def _together_of(calls: Sequence[AttentionCall], rows: Tensor | None = None, stop: int | None = None) -> Joined:
     names = dict.fromkeys(call.name for call in calls)
     if len(names) != 1:
-        raise ClearheadError(
-            f"joined: these are calls of {len(names)} modules, {', '.join(map(repr, list(names)[:4]))}; pass the name "
-            "of one, seen[name].joined()."
-        )
+        raise ClearheadError(f"joined: these are calls of {listed(names)}; pass the name of one, seen[name].joined().")
     steps = [step.only(rows) for step in _steps(calls, stop)]
-    last = steps[-1]
+    last, call, keys = steps[-1], steps[-1].call, steps[-1].end
     for step in steps[:-1]:
         _check_alike(step, last)
-    keys = last.end
-    queries = sum(step.queries for step in steps)
-    sizes = last.problem.sizes._replace(queries=queries, keys=keys)
+    sizes = last.problem.sizes._replace(queries=sum(step.queries for step in steps), keys=keys)
     sizes = sizes if rows is None else sizes._replace(batch=len(rows))
-    if last.call.kind == "self":  # the last step may stand before the empty slots of a cache
+    if call.kind == "self":  # the last step may stand before the empty slots of a cache
         sizes = sizes._replace(align="lower_right")
     scores = last.problem.scores._replace(
-        query=torch.cat([step.of_rows(step.problem.query)[:, :, : step.queries] for step in steps], 2),
-        key=last.of_rows(last.call.cached_key.between(0, keys)),
+        query=torch.cat([step.of_queries(step.problem.query) for step in steps], 2),
+        key=last.of_rows(call.cached_key.between(0, keys)),
     )
     spans = _spans(steps, sizes)
     bias, biases = None, [(step.problem.bias, step.problem.sizes) for step in steps]
@@ -227,13 +198,21 @@ def _together_of(calls: Sequence[AttentionCall], rows: Tensor | None = None, sto
         tiles = [None if one is None else partial(one.tile, sizes=its) for one, its in biases]
         bias = Added(function=Placed(steps, tiles, 0.0, sizes.shape).part)
     problem = last.problem._replace(scores=scores, sizes=sizes, visible=visible(spans, sizes), bias=bias)
-    mask = RecordedMask(spans, sizes)
-    said: dict[str, Any] = {"score": last.call.score, "mask": mask}
-    if last.call.cached_key.chain.first:  # a window had dropped keys before the first recorded call
-        own, held = _places(steps)
-        said |= {"queries": f"{own.start} … {own.stop - 1}", "keys": f"{held.start} … {held.stop - 1}"}
-    record = Record(problem, Versions(()), copied=True)
-    return Joined(steps, record, said, _padding(steps, keys), _factor(steps))
+    value = call.cached_value
+    inputs = CallInputs(
+        torch.cat([step.of_queries(step.call.query) for step in steps], 2),
+        alone(scores.key),
+        call.score,
+        RecordedMask(spans, sizes),
+        Record(problem, Versions(()), copied=True),
+        None if value is None else alone(last.of_rows(value.between(0, keys))),
+        padding=_padding(steps, keys),
+        ids=_read(steps),
+    )
+    edited = any(step.call.edited for step in steps)
+    result = CallResult(None if value is None else Outcome(), _factor(steps), edited)
+    begins = tuple(itertools.accumulate((step.queries for step in steps[:-1]), initial=0))
+    return AttentionCall(inputs, result, call.context._replace(origin=None, begins=begins))
 
 
 def warn_of_beams(newest: Cached, every: Sequence[Cached] = ()) -> None:
@@ -358,7 +337,7 @@ def _factor(steps: list[Step]) -> Tensor | None:
         factor, dtype = step.call.factor, step.call.weights.dtype
         if factor is None:
             factor = torch.ones(step.problem.sizes.shape[:3], dtype=dtype, device=step.call.query.device)
-        factors.append(step.of_rows(factor)[:, :, : step.queries])
+        factors.append(step.of_queries(factor))
     return torch.cat(factors, 2)
 
 

@@ -188,20 +188,12 @@ Expected = One | Mapping[str, One] | Mapping[int | str, One]
 
 def expected_of(calls: Sequence[AttentionCall], expected: Any) -> list[tuple[AttentionCall, Mask]]:
     """The calls that have an expected mask, each with its mask; equal expectations give one object."""
-    if not calls:
-        raise ClearheadError("check: there is no call to look at.")
     made: dict[Any, tuple[Any, Mask]] = {}
     if not isinstance(expected, Mapping):
         return [(call, _mask(expected, call, made)) for call in calls]
-    if not expected:
-        raise ClearheadError("check: an empty dict expects no mask of any layer; pass a mask for one at least.")
     numbers = [(set(chosen_calls(calls, which, "check")), mask) for which, mask in expected.items()]
-    found = []
-    for number, call in enumerate(calls):
-        fitting = [mask for some, mask in numbers if number in some]
-        if fitting:
-            found.append((call, _mask(fitting[0], call, made)))
-    return found
+    each = [[mask for some, mask in numbers if number in some] for number in range(len(calls))]
+    return [(call, _mask(masks[0], call, made)) for call, masks in zip(calls, each, strict=True) if masks]
 
 
 def _mask(expected: Any, call: AttentionCall, made: dict[Any, tuple[Any, Mask]]) -> Mask:
@@ -217,9 +209,8 @@ def _mask(expected: Any, call: AttentionCall, made: dict[Any, tuple[Any, Mask]])
         return made[sizes.shape][1]
     if not isinstance(expected, Tensor | np.ndarray):
         raise ClearheadError(
-            f"check: {expected!r:.60} is expected of {call.name}; pass a Mask, such as ch.Causal(), a bool tensor "
-            "(True: may attend), None for every key, a function of the call that gives one of these, or a dict of them "
-            "by the modules' names."
+            f"check: {expected!r:.60} is expected of {call.name}; use a Mask, such as ch.Causal(), a bool tensor, True "
+            "for may attend, None for every key, a function of the call that gives one, or a dict of them by layers."
         )
     queries, keys = sizes.queries, sizes.keys
     key = (id(expected), queries, keys)
@@ -346,8 +337,9 @@ def _checked(tolerance: float) -> float:
 
 def audit(calls: Sequence[AttentionCall], expected: Expected) -> Audit:
     """Each call that has an expected mask, compared with it. See `Recording.check`."""
-    known, masks = KnownPairs(), expected_of(calls, expected)
-    found = []
+    known, masks, found = KnownPairs(), expected_of(calls, expected), []
+    if not masks:
+        raise ClearheadError("check: no mask is expected of a call, or there is no call.")
     for call, mask in masks:
         pairs = known.of(call, mask)
         leaked, hidden = shares(call, pairs)

@@ -36,30 +36,18 @@ def checked_places(matched: Any) -> Places:
     """The positions to compare, of this text and of the other, ascending; None is all of them."""
     if matched is None:
         return None
-    pair = list(matched) if isinstance(matched, Sequence) and not isinstance(matched, str) else []
-    if len(pair) != 2:
-        raise ClearheadError(
-            f"compare: matched is {matched!r:.60}; pass a pair of lists of positions, those of this recording's text "
-            "and those of the other's that correspond to them: matched=([0, 1, 3], [0, 1, 2])."
-        )
-    mine, theirs = (_positions(side) for side in pair)
-    if len(mine) != len(theirs):
-        raise ShapeError(
-            f"compare: matched has {len(mine)} positions of this recording and {len(theirs)} of the other."
-        )
-    return mine, theirs
-
-
-def _positions(given: Any) -> Tensor:
     try:
-        numbers = [operator.index(number) for number in given if not isinstance(number, bool)]
-        if len(numbers) != len(given):
-            raise TypeError
-    except TypeError:
-        raise ClearheadError(f"compare: matched holds {given!r:.60}; expected whole numbers, positions.") from None
-    if not numbers or numbers[0] < 0 or any(b <= a for a, b in pairwise(numbers)):
-        raise ClearheadError(f"compare: matched holds {given!r:.60}; expected positions from 0 on, ascending.")
-    return torch.tensor(numbers, dtype=torch.int64, device="cpu")
+        mine, theirs = ([operator.index(position) for position in side] for side in matched)
+        fits = len(mine) == len(theirs) and min(*mine, *theirs) >= 0
+        fits = fits and all(a < b for side in (mine, theirs) for a, b in pairwise(side))
+    except (TypeError, ValueError):
+        fits = False
+    if not fits:
+        raise ClearheadError(
+            f"compare: matched is {matched!r:.60}; expected two lists of as many positions, ascending from 0 on, those "
+            "of this recording's text and those of the other's: matched=([0, 1, 3], [0, 1, 2])."
+        )
+    return torch.tensor(mine, device="cpu"), torch.tensor(theirs, device="cpu")
 
 
 def check_calls(mine: Sequence[AttentionCall], theirs: Sequence[AttentionCall]) -> None:
@@ -78,21 +66,14 @@ def check_pair(number: int, mine: AttentionCall, theirs: AttentionCall, places: 
     shapes = columns({"this": ("B", "H", "Lq", "Lk"), "": one, "the other": other})
     if mine.kind != theirs.kind:
         raise ClearheadError(f"{who}: self attention is compared with self attention, cross with cross.")
-    if one[1] != other[1]:
-        raise ShapeError(f"{who}, with {one[1]} and {other[1]} heads; compare models of one architecture.\n{shapes}")
-    if one[0] != other[0]:
-        raise ShapeError(f"{who}, of {one[0]} and {other[0]} sequences; record as many in each.\n{shapes}")
+    if one[:2] != other[:2]:
+        raise ShapeError(f"{who}, with other heads or sequences; compare models of one architecture.\n{shapes}")
     if places is None:
         if one != other:
-            raise ShapeError(
-                f"{who}, of other lengths. Say which positions correspond, matched=([0, 1, 3], [0, 1, 2]), or give "
-                f"both texts as many tokens.\n{shapes}"
-            )
+            raise ShapeError(f"{who}, of other lengths: pass matched=([0, 1, 3], [0, 1, 2]).\n{shapes}")
         return
     if mine.kind != "self" or one[2] != one[3] or other[2] != other[3]:
-        raise ClearheadError(
-            f"{who}: matched= takes the self attention of whole texts, as many queries as keys.\n{shapes}"
-        )
+        raise ClearheadError(f"{who}: matched= takes self attention, as many queries as keys.\n{shapes}")
     for shape, side in zip((one, other), places, strict=True):
         if int(side[-1]) >= shape[3]:
             raise ShapeError(f"{who}: matched holds {int(side[-1])}, and there are {shape[3]} positions.\n{shapes}")
@@ -249,8 +230,8 @@ def _check_masks(name: str, masks: list[Tensor], sequence: int, row: int, places
     what = "pair of matched positions" if places is not None else "position"
     raise MasksDiffer(
         f"compare: the masks of {name} differ: query {row + query} of sequence {sequence} may see {counts[0]} keys in "
-        f"this recording and {counts[1]} in the other, counted by {what}. Weights are compared under one mask: give "
-        "both the same padding and the same mask, or name the positions that correspond with matched=."
+        f"this recording and {counts[1]} in the other, counted by {what}. Give both the same padding and mask, or name "
+        "the positions that correspond with matched=."
     )
 
 
@@ -355,8 +336,8 @@ def compare_calls(mine: list[AttentionCall], theirs: list[AttentionCall], matche
             low, high = float(call.factor.min()), float(call.factor.max())
             raise UnsupportedError(
                 f"compare: an edit multiplied weights of {call.name} after the softmax by {low:.3g} … {high:.3g}, and "
-                "the divergence is of weights from 0 on whose sum is at most 1. Compare recordings without such a "
-                "factor of ScaleHeads or MapWeights, or parts by hand: seen[0].weights[index]."
+                "the divergence is of weights from 0 on whose sum is at most 1. Compare parts by hand: "
+                "seen[0].weights[index]."
             )
     found = []
     for number, (one, other, label) in enumerate(zip(mine, theirs, labels(mine), strict=True)):

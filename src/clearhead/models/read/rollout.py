@@ -32,8 +32,7 @@ def rollout(
     share = check_number(residual, "rollout: residual")
     if not 0 <= share <= 1 or (check_flag(gradients, "rollout: gradients") and share != 0.5):
         raise ClearheadError(
-            f"rollout: residual is {share:g}; expected a share from 0 to 1, and none with gradients=True, where the "
-            "residual stream counts 1 in each layer."
+            f"rollout: residual is {share:g}; expected a share from 0 to 1, and none with gradients=True."
         )
     calls = [calls[number] for number in chosen_calls(calls, layers, "rollout")]
     check_whole(calls, "rollout")
@@ -112,21 +111,13 @@ def check_whole(calls: Sequence[AttentionCall], who: str) -> None:
 
 def _length(calls: Sequence[AttentionCall]) -> int:
     """The length of all calls: raises where they are not self-attention of one length in one run."""
-    sizes = {tuple(call.weights.shape[-2:]) for call in calls}
-    runs = {call.run for call in calls}
-    lengths = {size for pair in sizes for size in pair}
-    if len(sizes) == len(runs) == 1 and len(lengths) == 2 and all(call.kind == "self" for call in calls):
-        ((queries, keys),) = sizes
-        raise ClearheadError(
-            f"rollout multiplies square matrices; these have {queries} queries and {keys} keys. The {keys - queries} "
-            "keys before the first query come from a cache or a tuned prefix.\n"
-            "Watch a run that reads the whole text at once, without them."
-        )
-    if not calls or len(lengths) != 1 or len(runs) != 1 or any(call.kind != "self" for call in calls):
+    sizes = {call.shape[2:] for call in calls}
+    lengths, runs = {size for pair in sizes for size in pair}, {call.run for call in calls}
+    if len(lengths) != 1 or len(runs) != 1 or any(call.kind != "self" for call in calls):
         names = listed(dict.fromkeys(call.name for call in calls))
         raise ClearheadError(
             f"rollout takes the self-attention of one run, each call over all positions; these are {len(calls)} calls "
-            f"of {len(runs)} runs, with (queries, keys) {sorted(sizes)}, by {names}."
-            "\nPass some of them: seen.rollout(layers='encoder *'), or seen.runs[0].rollout()."
+            f"of {len(runs)} runs, with (queries, keys) {sorted(sizes)}, by {names}. A cache or prefix has keys before "
+            "the first query.\nPass some of them: seen.rollout(layers='encoder *'), or seen.runs[0].rollout()."
         )
     return lengths.pop()

@@ -80,8 +80,7 @@ def place_among(word: str, tokens: Sequence[str], name: str) -> int | None:
             if len(places) > 1:
                 some = ", ".join(map(str, places[:8])) + ", …" * (len(places) > 8)
                 raise ClearheadError(
-                    f"{name} is {word!r:.60}, which stands at the places {some} of the text: pass the place that is "
-                    "meant."
+                    f"{name} is {word!r:.60}, which stands at the places {some} of the text: pass one of these."
                 )
             if places:
                 return places[0]
@@ -244,10 +243,7 @@ def match_tokens(
         theirs += range(other_start, other_start + size)
         behind, other_behind = start + size, other_start + size
     if not mine:
-        raise ClearheadError(
-            f"match_tokens: {one[:4]!r:.80} and {other[:4]!r:.80} have no token in common, so that no positions "
-            "correspond. Pass the tokens of two versions of one text."
-        )
+        raise ClearheadError(f"match_tokens: {one[:4]!r:.60} and {other[:4]!r:.60} have no token in common.")
     return mine, theirs
 
 
@@ -256,7 +252,6 @@ def _listed(name: str, tokens: Any) -> list[Any]:
     found = list(tokens) if isinstance(tokens, Iterable) and not other else []
     if not found or not all(isinstance(token, str | int) and not isinstance(token, bool) for token in found):
         raise ClearheadError(
-            f"match_tokens: {name} is {tokens!r:.60}; pass a list of words, one for each position of the text, or "
-            "of the numbers of tokens, ids.tolist()."
+            f"match_tokens: {name} is {tokens!r:.60}; expected a list of words, or of numbers of tokens, ids.tolist()."
         )
     return found

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from clearhead.base.errors import ClearheadError
-from clearhead.base.words import TokensLike
 from clearhead.models.attention_call import AttentionCall, CallInputs, CallResult
 from clearhead.models.chain.cached import alone
 from clearhead.models.read.differences import (
@@ -22,7 +21,6 @@ from clearhead.models.read.differences import (
     difference_of,
 )
 from clearhead.models.read.tokens import match_tokens
-from clearhead.models.show.meanings import flow_of, flows
 from clearhead.models.show.paged import Paged
 from clearhead.problem.regions import of_sequence
 from clearhead.problem.words import ALL_WORDS
@@ -80,31 +78,23 @@ class Beside:
 
         It opens on the head that differs most, or on the head with the largest effect, where effects were given.
         """
-        page = self.sides[0].page((), title)
+        page = self.sides[0].page(layers, title)
         for (text, other), positions in self.texts.items():
             if positions is not None:
                 page.align(text, other, positions)
         names = list(map(str, self.sides[0].labels))
-        numbers: dict[int, tuple[int, ...] | None] = {}  # for each shown call the heads that are shown
-        shown = []
-        for layer in layers:
-            page.add(layer)
-            if isinstance(layer, Layer):
-                shown.append((names.index(layer.label), flow_of(layer)))
-                numbers[names.index(layer.label)] = layer.numbers
         first = page.shown
-        page.flows = flows(self.calls, shown)
-        for place, (number, heads) in enumerate(numbers.items()):
-            counterpart = self.second(number, heads)
+        for place, (label, heads) in enumerate(first):
+            counterpart = self.second(names.index(label), heads)
             page.add(counterpart)
             if isinstance(counterpart, Layer):
                 page.beside.append((place, len(page.shown) - 1))
         own = None if self.sides[0].effects else self.distinctive(first)
-        page.distinctive = own or self.sides[0].distinctive(first) or self.distinctive(first)
+        page.distinctive = own or page.distinctive or self.distinctive(first)
         return page
 
-    def second(self, number: int, heads: Sequence[int] | None) -> Layer | LeftOut:
-        """A layer of the second recording, with the given heads or with all."""
+    def second(self, number: int, heads: Sequence[int]) -> Layer | LeftOut:
+        """A layer of the second recording, with the given heads."""
         layer = self.sides[1].layer(number)
         if isinstance(layer, LeftOut):
             return layer
@@ -113,7 +103,7 @@ class Beside:
         for difference in self.found:
             if difference.number == number:
                 layer = _measured(layer, difference)
-        return layer if heads is None else of_heads(layer, heads)
+        return layer if heads == list(range(layer.heads)) else of_heads(layer, heads)
 
     def distinctive(self, shown: Sequence[tuple[str, Sequence[int]]]) -> dict[str, Any] | None:
         """The page's data of the shown head that differs most; None where no divergence is known."""
@@ -127,9 +117,10 @@ class Beside:
                 known.append(replace(call, by_query=call.by_query.masked_fill(others, torch.nan)))
         if not known:
             return None
-        at, head = Differences(known).most
+        found = Differences(known)
+        at, head = found.most
         place = places[known[at].number]
-        most = {"layer": place, "head": list(shown[place][1]).index(head), "sentence": str(Differences(known))}
+        most = {"layer": place, "head": list(shown[place][1]).index(head), "sentence": str(found)}
         return {**most, "measure": DIVERGENCE.name, "nearUniform": False}
 
     def _calls(self, number: int) -> tuple[AttentionCall, AttentionCall]:
@@ -175,25 +166,11 @@ def _correspondence(text: Sequence[str], other: Sequence[str]) -> tuple[list[int
     They are not one to one where the lengths differ, or where more words are equal when one text is moved along the
     other.
     """
-    if len(text) != len(other):
-        return match_tokens(text, other, replaced=True)
-    in_place = sum(a == b for a, b in zip(text, other, strict=True))
-    if in_place == len(text) or not set(text) & set(other):
-        return None
-    if len(match_tokens(text, other)[0]) <= in_place:
-        return None
+    if len(text) == len(other):
+        in_place = sum(a == b for a, b in zip(text, other, strict=True))
+        if not set(text) & set(other) or len(match_tokens(text, other)[0]) <= in_place:
+            return None
     return match_tokens(text, other, replaced=True)
-
-
-def beside_of(mine: Paged, other: Any, tokens: TokensLike | None) -> Beside:
-    """The recording beside that of a page. `tokens`: its words; None where it has the words of the page."""
-    calls = getattr(other, "calls", None)
-    if not isinstance(calls, list) or not all(isinstance(call, AttentionCall) for call in calls):
-        raise ClearheadError(
-            f"beside takes another recording of watch(model), got a {type(other).__name__}. "
-            "beside_tokens= are its words."
-        )
-    return Beside(mine, mine.alike(calls, tokens))
 
 
 def _measured(layer: Layer, difference: CallDifference) -> Layer:

@@ -1,4 +1,4 @@
-"""The page in a notebook."""
+"""The page in a notebook, and the head on which it opens."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 from clearhead.base.errors import ClearheadError, require
 from clearhead.base.numbers import check_count
 from clearhead.base.pages import Frame
+from clearhead.base.selected import numbers_of
+from clearhead.base.text import brief, listed
 from clearhead.base.written import check_page_ending, check_writable
+from clearhead.models.attention_call import AttentionCall
+from clearhead.models.calls import chosen_calls, labels
 from clearhead.models.show.beside import Beside
-from clearhead.models.show.opened import opened_by
 from clearhead.models.show.paged import Paged
 from clearhead.models.tap.choice import heads_of
 from clearhead.report import Layer, Page
@@ -77,18 +80,49 @@ class Framed:
 
 
 def framed(
-    paged: Paged | Beside, calls: Sequence[int] | None, heads: Any, title: Any, height: int, opens: Any = None
+    paged: Paged | Beside, calls: Sequence[int] | None, heads: Any, title: str, height: int, opens: Any = None
 ) -> Framed:
     """The page of `Recording.view`. `calls`: the numbers of the calls to show; None shows all."""
     if calls is None and heads is not None:
         raise ClearheadError("heads= chooses heads of a layer: pass layer= too.")
-    if not isinstance(title, str):
-        raise ClearheadError(f"title is {title!r}; pass a string, such as title='Attention'.")
     numbers = range(len(paged.calls)) if calls is None else calls
     for number in numbers:
         paged.place(number)
     some = None
-    if calls is not None and heads is not None:
-        some = [heads_of(heads, paged.calls[n].shape[1], paged.calls[n].name, "view") for n in calls]
-    first = opened_by(paged.calls, numbers, some or [None] * len(numbers), opens)
-    return Framed(paged, numbers, some, title, check_count(height, 1, "height"), first)
+    if heads is not None:
+        some = [heads_of(heads, paged.calls[n].shape[1], paged.calls[n].name, "view") for n in numbers]
+    if opens is not None:
+        layer, head = opens
+        names = "opens: the layer", "opens: the head"
+        opens = opened(paged.calls, numbers, some or [None] * len(numbers), layer, head, names)
+    return Framed(paged, numbers, some, title, check_count(height, 1, "height"), opens)
+
+
+def opened(
+    calls: Sequence[AttentionCall],
+    shown: Sequence[int],
+    heads: Sequence[Sequence[int] | None],
+    layer: Any,
+    head: Any,
+    names: tuple[str, str],
+) -> tuple[str, int]:
+    """The label of the layer and the number of the head on which a page opens, each the first one where it is None.
+
+    `shown`: the numbers of the calls on the page. `heads`: of each of these the heads on the page, None for all.
+    `names`: what the layer and the head are called in errors.
+    """
+    said = [str(label) for label in labels(calls)]
+    meant = [shown[0]] if layer is None else chosen_calls(calls, layer, names[0])
+    found = [number for number in shown if number in meant]
+    if len(found) != 1:
+        some = listed(said[number] for number in found or shown)
+        raise ClearheadError(f"{names[0]}: {brief(layer)} means {len(found)} layers of the page; pass one of {some}.")
+    call, own = calls[found[0]], heads[shown.index(found[0])]
+    label, count = said[found[0]], call.shape[1]
+    if head is None:
+        return label, 0 if own is None else own[0]
+    wanted, *more = numbers_of(head, count, names[1], f"{call.name} has {count} heads")
+    if more or (own is not None and wanted not in own):
+        some = ", ".join(map(str, range(count) if own is None else own))
+        raise ClearheadError(f"{names[1]} is {brief(head)}; expected one of the heads {some} of {call.name}.")
+    return label, wanted

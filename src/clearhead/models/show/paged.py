@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.words import TokensLike, word_list
@@ -56,7 +53,7 @@ class Paged:
         image: Any = None,
     ) -> None:
         self.answer, self.effects = answer, effects_of(effects)
-        self.calls, self.sequence, self.error = calls, whole(sequence), checked_error(error)
+        self.calls, self.sequence, self.error = calls, sequence, checked_error(error)
         sizes = _sizes(calls, self.sequence)
         lengths = {call.shape[2] for call in calls if call.kind == "self" and call.windows_of is None}
         if image is not None and not lengths:
@@ -244,16 +241,7 @@ def place_in(call: AttentionCall, sequence: int) -> int:
     batch = call.query.shape[0]
     if not -batch <= sequence < batch:
         raise ClearheadError(f"sequence is {sequence}, and {call.name} was given a batch of {batch}.")
-    return sequence % batch
-
-
-def whole(sequence: Any) -> int:
-    try:
-        if isinstance(sequence, bool | np.bool_):
-            raise TypeError
-        return operator.index(sequence)
-    except TypeError:
-        raise ClearheadError(f"sequence is {sequence!r}; pass a whole number, which one of the batch.") from None
+    return int(sequence) % batch
 
 
 def words_of(call: AttentionCall, sequence: int) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from clearhead.masks._draw import cell_of, shares
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.calls import Label
 from clearhead.models.read.tokens import words_read
-from clearhead.models.show.paged import place_in, whole
+from clearhead.models.show.paged import place_in
 from clearhead.problem.regions import of_sequence
 from clearhead.problem.words import ALL_WORDS
 from clearhead.report._words import Cells, Shown, list_shown
@@ -33,7 +33,7 @@ def plotted(
 ) -> Axes | np.ndarray:
     """The picture of `Recording.plot`. `label`: the name of the call."""
     check_style(style)
-    place = place_in(call, whole(sequence))
+    place = place_in(call, sequence)
     chosen = picks((place,) if heads is None else (place, heads), call.shape[:2])
     most = CELLS if len(chosen) == 1 else IN_GRID
     rows, columns = list_shown(call, place)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clearhead.base.arrays import Array
-from clearhead.base.errors import require
+from clearhead.base.errors import ClearheadError, require
 from clearhead.base.pictures import Style
 from clearhead.base.selected import as_index
 from clearhead.base.words import TokensLike, word_list
@@ -17,7 +17,7 @@ from clearhead.explanation.explanation import Explanation
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.calls import Calls, HeadNumbers, Label, chosen_calls, labels, one_call
 from clearhead.models.read.tokens import place_of, told_unread, words_read
-from clearhead.models.show.beside import beside_of
+from clearhead.models.show.beside import Beside
 from clearhead.models.show.framed import Framed, framed
 from clearhead.models.show.image import Picture
 from clearhead.models.show.paged import Paged
@@ -178,8 +178,10 @@ class RecordedCalls(Calls[AttentionCall]):
             self.check_complete("view")
         some = None if layer is None else chosen_calls(self.calls, layer, "view")
         paged = Paged(self.calls, tokens, source_tokens, sequence, error, effects=effects, image=image)
-        alone = beside is None and beside_tokens is None
-        return framed(paged if alone else beside_of(paged, beside, beside_tokens), some, heads, title, height, opens)
+        if beside is None and beside_tokens is not None:
+            raise ClearheadError("beside_tokens= are the words of beside=, another recording.")
+        shown = paged if beside is None else Beside(paged, paged.alike(beside.calls, beside_tokens))
+        return framed(shown, some, heads, title, height, opens)
 
     def plot(
         self,

@@ -21,12 +21,7 @@ HEADER, CHECKSUM = "clearhead recording", "sha256"
 def write_recording(calls: Sequence[AttentionCall], path: str | Path) -> Path:
     """Write calls to a file: see `Recording.write`."""
     safetensors = require("safetensors.torch", "models", "saving a recording")
-    try:
-        header, tensors = encode_header(calls)
-    except UnicodeEncodeError as error:  # by a lone surrogate
-        raise ClearheadError(
-            f"cannot write the recording: it names {error.object!r:.300}, which UTF-8 cannot encode."
-        ) from error
+    header, tensors = encode_header(calls)
     metadata = {HEADER: header, CHECKSUM: compute_checksum(header, tensors)}
     with replacing(path, "recording") as beside:
         try:
@@ -59,13 +54,9 @@ def read_recording(path: str | Path) -> list[AttentionCall]:
                 raise ValueError("its checksum is not that of its content")
             return decode_header(header, tensors)
     except (ValueError, msgspec.MsgspecError, RecursionError) as error:  # a ClearheadError is a ValueError
-        raise ClearheadError(
-            f"the recording in {str(path)!r} is damaged: {error}. Record the model again, or take a copy of the file "
-            "that is whole."
-        ) from error
+        raise ClearheadError(f"the recording in {str(path)!r} is damaged: {error}. Record the model again.") from error
     raise ClearheadError(
-        f"the recording in {str(path)!r} has format {written}, and this version reads {FORMAT}: record the model "
-        "again, or load it with the version that wrote it."
+        f"the recording in {str(path)!r} has format {written}, and this version reads {FORMAT}: record the model again."
     )
 
 
