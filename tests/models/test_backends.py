@@ -214,7 +214,7 @@ WRONG = {
         {"cu_seq_lens_q": STARTS, "cu_seq_lens_k": torch.tensor([0, 5, 9])},
         "the same for queries and keys",
     ),
-    "two rows": ({"cu_seq_lens_q": torch.tensor([0, 4, 18]), "rows": 2}, "from one sequence into the next"),
+    "two rows": ({"cu_seq_lens_q": torch.tensor([0, 4, 18]), "rows": 2}, "none of them in two"),
 }
 
 

@@ -78,13 +78,6 @@ def made_by(sites: Collection[Site]) -> str:
     return ", ".join(shown + ["…"] * (len(named) > 6)) or "none"
 
 
-def checked_heads(heads: Any, who: str) -> Heads:
-    if heads is not None:
-        checked_numbers(heads, f"{who}: heads")
-    found: Heads = heads
-    return found
-
-
 def heads_of(heads: Any, count: int, name: str, who: str) -> tuple[int, ...]:
     """The numbers of the heads that are asked for, of `count` heads of the module `name`."""
     return numbers_of(heads, count, f"{who}: heads", f"{name} has {count} heads")

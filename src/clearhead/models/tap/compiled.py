@@ -33,6 +33,7 @@ from clearhead.problem.problem import Problem
 KEYWORDS = ("position_bias", "s_aux", "position_ids", "scaling", "softcap", "is_causal", "sliding_window")
 # Of transformers' own backends, only FlashAttention and those that choose keys read these keywords.
 UNREAD = ("indices", "block_indices", "cu_seq_lens_q", "cu_seq_lens_k")
+UNREADABLE = "which cannot be read in compiled code. Monitor the model without compiling it."
 
 
 class CompiledCalls(Handler):
@@ -118,10 +119,7 @@ def _observe(call: InterceptedCall, mark: Tensor) -> None:
     message = call.unread(name)
     if not message and (unread or mask is not call.mask):
         what = repr(unread[0]) if unread else f"attention_mask of type {type(call.mask).__name__}"
-        message = (
-            f"{name} called the attention backend {call.backend!r} with {what}, which cannot be read in compiled code. "
-            "Monitor the model without compiling it."
-        )
+        message = f"{name} called the attention backend {call.backend!r} with {what}, {UNREADABLE}"
     values = [given.get(word) for word in KEYWORDS]
     observe(call.query.detach(), call.key.detach(), mask, *values, call.backend, call.own, message, mark)
 
@@ -202,18 +200,14 @@ def _unread(module: Any, call: Arguments, problem: Problem) -> str:
             "ch.nn.DotProductAttention(), and call it instead."
         )
     if is_inside_transform():
-        return (
-            f"{name} was called inside a transform of torch.func (vmap, grad), whose tensors have no values of their "
-            "own to read. Call the model without one."
-        )
-    what = ""
-    if get_nested_edges(call.mask) is not None:
+        what = "inside a transform of torch.func (vmap, grad)"
+    elif get_nested_edges(call.mask) is not None:
         what = "with nested tensors"
     elif problem.lowered is None:
         what = f"with the score {type(call.score).__name__}, which is a function"
-    if not what:
+    else:
         return ""
-    return f"{name} was called {what}; this cannot be read in compiled code. Monitor the model without compiling it."
+    return f"{name} was called {what}, {UNREADABLE}"
 
 
 def _observe_own(module: Any, call: Arguments, problem: Problem, cross: bool, mark: Tensor) -> None:

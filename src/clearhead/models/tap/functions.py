@@ -27,12 +27,11 @@ from clearhead.base.torch_private import (
 )
 from clearhead.masks.causal import Causal, causal_alignment
 from clearhead.models.tap import flex, multihead
-from clearhead.models.tap.foreign import is_sdpa_foreign
 from clearhead.models.tap.handler import ModelHandler
-from clearhead.models.tap.intercepted_call import InterceptedCall
+from clearhead.models.tap.intercepted_call import InterceptedCall, is_sdpa_foreign
 from clearhead.models.tap.masks import Recorded
 from clearhead.models.tap.patch import original, replaced, restored, wrap_anew
-from clearhead.models.tap.place import Separate
+from clearhead.models.tap.place import Place
 from clearhead.models.tap.refused import is_compiled_here, prepare_compiler, uncompiled
 
 
@@ -68,7 +67,7 @@ def read(
         masks = handler.masks.convert(attn_mask)
         return masks.plus(Recorded(Causal(), align=align or "upper_left")) if is_causal or align is not None else masks
 
-    place = Separate(lambda t: t.reshape(shape), lambda output: output.reshape(*leading, *shape[2:]))
+    place = Place(lambda t: t.reshape(shape), lambda output: output.reshape(*leading, *shape[2:]))
     function = original(F, "scaled_dot_product_attention")
     return InterceptedCall(
         query, key, value, "sdpa", read_masks, place, scale=scale, dropout_p=dropout_p, function=function
@@ -218,11 +217,12 @@ def _pop_left_modes(handler: ModelHandler) -> None:
             TorchFunctionMode.__enter__(mode)  # type: ignore[no-untyped-call]
 
 
-class _Below(AbstractContextManager[None]):
+class _Below(threading.local, AbstractContextManager[None]):
     """A mode below all active modes of handlers, which are entered once more above it and see calls first."""
 
     def __init__(self, handler: ModelHandler) -> None:
-        self._handler, self._here = handler, _Here()
+        self._handler = handler
+        self._entered: list[ExitStack] = []  # by this thread
 
     def __enter__(self) -> None:
         active: list[TorchFunctionMode] = function_mode_stack()
@@ -230,17 +230,10 @@ class _Below(AbstractContextManager[None]):
         with ExitStack() as stack:
             for mode in (_Mode(self._handler), *above):
                 stack.enter_context(mode)
-            self._here.entered.append(stack.pop_all())
+            self._entered.append(stack.pop_all())
 
     def __exit__(self, *error: Any) -> None:
-        self._here.entered.pop().__exit__(*error)
-
-
-class _Here(threading.local):
-    """The modes that this thread has entered."""
-
-    def __init__(self) -> None:
-        self.entered: list[ExitStack] = []
+        self._entered.pop().__exit__(*error)
 
 
 def begin_function(

@@ -54,7 +54,6 @@ class ModelHandler(Handler):
 
     values = False  # whether it reads the values of calls, which a source may have to project
     differentiable = False  # whether gradients flow through its own computations on a call
-    differentiable = False  # whether gradients flow through its own computations on a call
     thread: int | None = None  # the thread whose calls alone are received; None: those of every thread
     keeps_fast_path = True  # whether PyTorch's Transformer layers keep their fast path, else they call their modules
 
@@ -169,21 +168,20 @@ class ModelHandler(Handler):
             raise UnsupportedError(
                 f"{self.name(call)} runs in a module whose arguments cannot be read: {type(error).__name__}: {error}"
             ) from error
-        if query.is_nested or key.is_nested:
-            raise UnsupportedError(
-                f"{self.name(call)} called attention with nested tensors; they can be read in "
-                "torch.nn.TransformerEncoder alone. Run the model on a padded batch and a mask."
-            )
-        if has_no_values(query) or has_no_values(key):
-            raise UnsupportedError(
-                f"{self.name(call)} called attention with tensors that have no values to read, of the meta device "
-                "or PyTorch's fake tensors. Run the model on a device: load its weights there."
-            )
-        if get_mode().transforms:
-            raise UnsupportedError(
-                f"{self.name(call)} was called inside a transform of torch.func (vmap, grad), whose tensors have no "
-                "values of their own to read. Call the model without one."
-            )
+        what = why_unreadable(query, key)
+        if what:
+            raise UnsupportedError(f"{self.name(call)} called attention {what}.")
+
+
+def why_unreadable(query: Tensor, key: Tensor) -> str:
+    """How a call was made whose tensors cannot be read, and what to do instead; "" for any other call."""
+    if query.is_nested or key.is_nested:
+        return "with nested tensors. Run the model on a padded batch and a mask"
+    if has_no_values(query) or has_no_values(key):
+        return "with tensors that have no values, of the meta device or fake. Load the model's weights on a device"
+    if get_mode().transforms:
+        return "inside a transform of torch.func (vmap, grad), whose tensors have no values. Run the model without one"
+    return ""
 
 
 class Inside(threading.local):

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.mode import assume_constant
+from clearhead.base.private import missing_name
 from clearhead.masks.causal import Causal
 from clearhead.models.tap import flex, told
 from clearhead.models.tap.handler import Handler, ModelHandler
@@ -26,11 +27,11 @@ from clearhead.models.tap.intercepted_call import InterceptedCall
 from clearhead.models.tap.keywords import MASKED, NAME
 from clearhead.models.tap.masks import MaskStore, Recorded, compact, made_of
 from clearhead.models.tap.patch import replaced
-from clearhead.models.tap.place import Separate
+from clearhead.models.tap.place import Place
 from clearhead.models.tap.refused import uncompiled
 
 # A function of the interface gives (B, Lq, H, Ev), and weights or None.
-BY_POSITION = Separate(lambda t: t.transpose(1, 2), lambda output: (output.transpose(1, 2).contiguous(), None))
+BY_POSITION = Place(lambda t: t.transpose(1, 2), lambda output: (output.transpose(1, 2).contiguous(), None))
 
 # Functions of transformers' own that drop a keyword for which they have no parameter, and their modules.
 HOMES = {"sdpa_attention_forward": "sdpa_attention", "flex_attention_forward": "flex_attention"}
@@ -50,11 +51,7 @@ def intercept_backends(handler_of: Callable[[str], Handler | None], innermost: b
         yield
         return
     if not hasattr(modeling.AttentionInterface, "get_interface"):
-        raise UnsupportedError(
-            f"transformers {sys.modules['transformers'].__version__} has no function by which its models look up their "
-            "attention (AttentionInterface.get_interface), where clearhead sees their calls. transformers has it "
-            "from 5.23 on:  pip install 'clearhead[models]'"
-        )
+        raise missing_name("AttentionInterface.get_interface", "to see the calls of its models", "transformers")
     begin = uncompiled(begin_backend)
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -48,45 +48,28 @@ READ = frozenset(
 
 # The keywords that change no weight, and why.
 _MODEL = "for the model around the attention, which passes on its own keywords"
+_DECODER = "the decoder's, passed on by an encoder alone"
 _DONE = "used before the backend is called: query and key hold it already"
 NOT_READ = {
-    "max_length_q": "the longest of the packed sequences, which cu_seq_lens_q tells",
-    "max_length_k": "the longest of the packed sequences, which cu_seq_lens_k tells",
+    **dict.fromkeys(("use_cache", "return_dict", "training", "labels", "num_items_in_batch"), _MODEL),
+    **dict.fromkeys(("logits_to_keep", "input_ids", "inputs_embeds"), _MODEL),
+    **dict.fromkeys(("output_attentions", "output_hidden_states", "output_router_logits"), _MODEL),
+    **dict.fromkeys(("decoder_input_ids", "decoder_inputs_embeds", "decoder_attention_mask"), _DECODER),
+    **dict.fromkeys(("decoder_position_ids", "encoder_outputs"), _DECODER),
+    **dict.fromkeys(("position_embeddings", "past_key_values", "past_key_value", "cache_position"), _DONE),
+    **dict.fromkeys(("max_length_q", "max_length_k"), "the longest of the packed sequences, which cu_seq_lens_q tells"),
     "seq_idx": "the packed sequences, for layers that are no attention",
     "deterministic": "the order in which FlashAttention's backward pass adds",
     "kernel_options": "how FlexAttention is tiled",
-    "position_embeddings": _DONE,
-    "past_key_values": _DONE,
-    "past_key_value": _DONE,
     "cache_params": "the state of layers that are no attention",
-    "cache_position": _DONE,
-    "use_cache": _MODEL,
-    "output_attentions": _MODEL,
-    "output_hidden_states": _MODEL,
-    "output_router_logits": _MODEL,
-    "return_dict": _MODEL,
-    "training": _MODEL,
-    "labels": _MODEL,
-    "num_items_in_batch": _MODEL,
-    "logits_to_keep": _MODEL,
-    "input_ids": _MODEL,
-    "inputs_embeds": _MODEL,
     "token_type_ids": "made by a tokenizer, and not read by a model without such embeddings",
     "special_tokens_mask": "made by a tokenizer, and not read by models",
     "grid_thw": "the sizes of images, whose patches are embedded already",
-    "decoder_input_ids": "the decoder's, passed on by an encoder alone",
-    "decoder_inputs_embeds": "the decoder's, passed on by an encoder alone",
-    "decoder_attention_mask": "the decoder's, passed on by an encoder alone",
-    "decoder_position_ids": "the decoder's, passed on by an encoder alone",
-    "encoder_outputs": "the decoder's, passed on by an encoder alone",
 }
 
 # The keywords that change the weights, and cannot be read yet.
 REFUSED = {
-    "cache": "the keys of continuous batching",
-    "block_table": "the keys of continuous batching",
-    "k_cache": "the keys of continuous batching",
-    "v_cache": "the keys of continuous batching",
+    **dict.fromkeys(("cache", "block_table", "k_cache", "v_cache"), "the keys of continuous batching"),
     "sinks": "one logit a query in the softmax's denominator",
 }
 

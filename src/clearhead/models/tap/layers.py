@@ -143,7 +143,8 @@ class Layers:
         attend = [
             name for name, own in self._classes.items() if own == kind or "attention" in own.lower() or "Attn" in own
         ]
-        others = {_before_number(name) for name in attend if _starred(name) != name} - {stack}
+        parts = (_starred(name).partition("*") for name in attend)
+        others = {before.rstrip(".") for before, number, _ in parts if number} - {stack}
         if not others or not stack:
             return ""
         own = stack.split(".")
@@ -153,12 +154,6 @@ class Layers:
 
 def _starred(name: str) -> str:
     return NUMBER.sub("*", name)
-
-
-def _before_number(name: str) -> str:
-    found = NUMBER.search(name)
-    assert found is not None
-    return name[: max(found.start() - 1, 0)]
 
 
 def _apart(own: list[str], other: list[str]) -> int:

@@ -87,10 +87,7 @@ class Running(NamedTuple):
             return None
         try:
             total = cache.get_seq_length(layer)
-        except (
-            ValueError,
-            IndexError,
-        ):  # a layer that shares another layer's keys: the layers before it have counted these
+        except (ValueError, IndexError):  # the layer shares the keys of a layer before it, which has counted them
             layers = (one for one in getattr(cache, "layers", ()) if hasattr(one, "get_seq_length"))
             total = max((int(one.get_seq_length()) for one in layers), default=0)
         return int(total) or None

@@ -155,10 +155,8 @@ def _of_sequence(own: Tensor | None, problem: Problem, uniform: Tensor | None) -
     batch, _, queries, keys = sizes.shape
     if own is None or own.shape[0] != batch or not queries <= own.shape[1] or own.shape[1] > keys == queries:
         return None
-    if bool((own != own[:1]).any()) and _alike(
-        problem, uniform
-    ):  # `own` is one mask (L, L) for all sequences, where B = L
-        return None
+    if bool((own != own[:1]).any()) and _alike(problem, uniform):
+        return None  # `own` is one mask (L, L) for all sequences, where B = L
     length = own.shape[1]
     of_keys = own[:, length - keys :] if length >= keys else F.pad(own, (0, keys - length))
     real = _real(own[:, length - queries :], of_keys, sizes)

@@ -10,37 +10,27 @@ from torch import nn
 from torch.compiler import is_dynamo_compiling
 
 from clearhead.base.contexts import has_compiled_code
-from clearhead.base.errors import UnsupportedError
+from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.torch_private import compiled_call, compiler_here, forward_is_compiled, skip_code, wraps_compiled
 
 
-def refuse_compiled(model: nn.Module, purpose: str = "watch", what: str = "records") -> None:
-    """Raise where torch.compile() has been put on the model or on a module inside it.
+def is_compiled(module: nn.Module) -> bool:
+    """Whether torch.compile() has been put on this module."""
+    return wraps_compiled(module) or compiled_call(module) is not None or forward_is_compiled(module)
 
-    `purpose`: the function that was called. `what`: its verb for the model's attention calls, such as "records".
-    """
+
+def validate_model(model: Any, who: str) -> None:
+    """Raise for anything but a module, and where torch.compile() has been put on it or on a module inside it."""
+    if not isinstance(model, nn.Module):
+        raise ClearheadError(f"{who} takes a torch.nn.Module; got a {type(model).__name__}.")
     for name, module in model.named_modules():
-        if wraps_compiled(module):
-            remedy = "Pass the model that was compiled" + (f": {purpose}(model._orig_mod)." if module is model else ".")
-        elif compiled_call(module) is not None:
-            remedy = f"Pass a copy, which is not compiled: {purpose}(copy.deepcopy(model))."
-        elif forward_is_compiled(module):
-            remedy = "Put its own forward back: del module.forward."
-        else:
-            continue
-        shown = f"{type(model).__name__}.{name}" if name else "the model"
-        raise UnsupportedError(
-            f"{shown} is compiled: torch.compile() merges the calls that {purpose}() {what}, and the outputs of the "
-            f"model would change.\n{remedy} Both have the same weights, and so the same attention."
-        )
-
-
-def compiled_inside(model: nn.Module) -> bool:
-    """Whether torch.compile() has been put on the model or on a module inside it."""
-    return any(
-        wraps_compiled(module) or compiled_call(module) is not None or forward_is_compiled(module)
-        for module in model.modules()
-    )
+        if is_compiled(module):
+            shown = f"{type(model).__name__}.{name}" if name else "the model"
+            raise UnsupportedError(
+                f"{shown} is compiled: torch.compile() merges the calls that {who}() reads, and the model's outputs would "
+                f"change.\nPass the model that was compiled, {who}(model._orig_mod); or, after model.compile(), a copy, "
+                f"{who}(copy.deepcopy(model)). They have the same weights, and so the same attention."
+            )
 
 
 def refuse_compiled_code(model: nn.Module) -> None:

@@ -56,16 +56,11 @@ def documents(keywords: Mapping[str, Any], batch: int, queries: int, keys: int) 
     starts = starts.detach().long()
     one = of_keys is None or of_keys is keywords["cu_seq_lens_q"] or torch.equal(of_keys.long(), starts)
     rows = range(0, batch * queries + 1, max(queries, 1))
-    if not one or queries != keys or not {0, batch * queries} <= set(rows) & set(starts.tolist()):
+    if not one or queries != keys or not set(rows) <= set(starts.tolist()):
         raise UnsupportedError(
             f"a backend was given cu_seq_lens_q {starts.tolist()} for {batch} × {queries} queries and {keys} keys; "
-            "expected documents that fill the whole sequence, the same for queries and keys, without a cache.\n"
-            "Pass a padded batch and an attention mask, or run the packed batch at once, with use_cache=False."
-        )
-    if not set(rows) <= set(starts.tolist()):
-        raise UnsupportedError(
-            f"a backend was given cu_seq_lens_q {starts.tolist()} for {batch} sequences of {queries} tokens: a "
-            "document reaches from one sequence into the next. Pass all documents as one sequence, (1, L)."
+            "expected documents that fill the whole sequence, none of them in two, the same for queries and keys.\n"
+            "Pass all documents as one sequence, (1, L), without a cache; or a padded batch and an attention mask."
         )
     return _of(torch.searchsorted(starts, torch.arange(batch * queries, device=starts.device), right=True), batch)
 

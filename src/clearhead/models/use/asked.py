@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clearhead.base.errors import ClearheadError
-from clearhead.base.numbers import check_count
+from clearhead.base.numbers import check_count, check_flag
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.inspection.reductions.output import Output
 from clearhead.inspection.reductions.topk import TopK
-from clearhead.models.tap.choice import Heads, Item, checked_heads, checked_layers, chooses
+from clearhead.models.tap.choice import Heads, Item, checked_layers, checked_positions, chooses
 from clearhead.models.tap.layers import Site
 from clearhead.models.use.means import Means
 
@@ -49,11 +49,8 @@ class Asked(NamedTuple):
 def asked(every: Any = 1, layers: Any = None, values: Any = False, gradients: Any = False) -> Asked:
     """The arguments of `watch`, checked."""
     check_count(every, 1, "every")
-    layers = checked_layers(layers, "watch")
-    for name, flag in (("values", values), ("gradients", gradients)):
-        if not isinstance(flag, bool):
-            raise ClearheadError(f"watch: {name} is {flag!r}; expected True or False.")
-    return Asked(None, every, layers, None, None, values, gradients)
+    values, gradients = check_flag(values, "watch: values"), check_flag(gradients, "watch: gradients")
+    return Asked(None, every, checked_layers(layers, "watch"), None, None, values, gradients)
 
 
 def asked_to_reduce(
@@ -80,7 +77,8 @@ def asked_to_reduce(
         if type(one) is TopK:
             check_count(one.k, 1, "k of TopK", most=2**31 - 1)
     check_count(every, 1, "every")
-    layers, heads = checked_layers(layers, who), checked_heads(heads, who)
+    layers = checked_layers(layers, who)
+    checked_positions(heads, f"{who}: heads")
     if not (merge is None or isinstance(merge, Means)):
         raise ClearheadError(f"statistics: merge is a {type(merge).__name__}; expected a ch.models.Means().")
     if not isinstance(fuse, bool) or (fuse and heads is not None):

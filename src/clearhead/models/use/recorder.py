@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
-from types import NoneType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -39,14 +38,14 @@ from clearhead.models.tap.choice import check_layers
 from clearhead.models.tap.handler import ModelHandler
 from clearhead.models.tap.intercept import intercept
 from clearhead.models.tap.intercepted_call import InterceptedCall, of_one_dtype
-from clearhead.models.tap.keywords import MASKED, NAME
+from clearhead.models.tap.keywords import MASKED, NAME, dot
 from clearhead.models.tap.layers import Site
 from clearhead.models.tap.modules import Notes, Projection, Running
-from clearhead.models.tap.padding import as_said, checked, fits
+from clearhead.models.tap.padding import as_said, fits
 from clearhead.models.tap.padding import of_call as padding_of
 from clearhead.models.tap.patch import wrappers
-from clearhead.models.tap.place import Place, Separate
-from clearhead.models.tap.refused import refuse_compiled, uncompiled
+from clearhead.models.tap.place import Place
+from clearhead.models.tap.refused import uncompiled
 from clearhead.models.use import missed
 from clearhead.models.use.asked import Asked, asked
 from clearhead.models.use.departure import Departure, of_call
@@ -82,7 +81,6 @@ class Recorder(ModelHandler):
         self.sizes: set[tuple[int, int]] = set()  # (batch, keys) of the calls
         self._runs: dict[int, int] = {}  # the number of each run, by the entry of the stack
         self.caches = Caches(asked.every)
-        self._scores: dict[tuple[float | None, float | None], Dot] = {}
         self._origins = Origins()
         self._ids: tuple[int, Any, Tensor | None] = -1, None, None  # a run, its ids, and their copy
         self.stack.notes = self._origins if asked.values and self.copies else None
@@ -151,7 +149,7 @@ class Recorder(ModelHandler):
         with without_function_modes():  # else the watch's function mode would see each operation here
             query, key, _ = of_one_dtype(call.query.detach(), call.key.detach())
             query = copied(query) if self.copies else query
-            masks, score = call.masks, self._score(call)
+            masks, score = call.masks, call.score
             sinks = None if call.sinks is None else call.sinks.detach().clone()
             problem = masks.problem(query, key, score, sinks)
             if masks.align is None and site.kind == "self":
@@ -159,17 +157,6 @@ class Recorder(ModelHandler):
                 if in_use < sizes.keys:  # empty slots of a static cache stand behind the last query
                     problem = problem._replace(sizes=sizes._replace(align=max(in_use - sizes.queries, 0)))
         return self._keep(call, site, now(problem), query, problem.key, score, masks.mask, masks.uniform)
-
-    def _score(self, call: InterceptedCall) -> Dot:
-        """The score of a call: an earlier call's score if it is equal, since it takes time to make a module."""
-        if call.change is not None or not (
-            type(call.scale) in (float, NoneType) and type(call.softcap) in (float, NoneType)
-        ):
-            return call.score
-        settings = call.scale, call.softcap
-        if settings not in self._scores:
-            self._scores[settings] = call.score
-        return self._scores[settings]
 
     def _change(self, call: InterceptedCall, site: Site, problem: Problem, unmasked: Unmasked | None) -> Change | None:
         """The change that an edit makes to this call; None where no edit changes it."""
@@ -334,7 +321,7 @@ def _fused_value(call: InterceptedCall, padding: Words | None) -> Tensor | None:
     query, key, value = call.query, call.key, call.value
     if value is None or call.dropout_p or padding is not None or any_autocast() or call.foreign:
         return None
-    if not isinstance(call.place, Separate) or call.backend not in ("sdpa", NAME, MASKED) or wrappers() > 1:
+    if type(call.place) is not Place or call.backend not in ("sdpa", NAME, MASKED) or wrappers() > 1:
         return None
     if torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value)):
         return None
@@ -367,8 +354,7 @@ def read(problem: Problem, call: Arguments, copy: bool) -> tuple[Record, Tensor,
     if isinstance(scores, ByTile):
         return kept, scores.query, scores.key, scores.score, _mask(call.mask, kept.problem)
     if isinstance(given, Dot):
-        score = Dot(scores.scale, scores.softcap)
-        return kept, scores.query, scores.key, score, _mask(call.mask, kept.problem)
+        return kept, scores.query, scores.key, dot(scores.scale, scores.softcap), _mask(call.mask, kept.problem)
     # the inputs of its projections, of the dtype that autocast gave them
     written = make_problem(call.query, call.key, call.value, score=given, scale=call.scale, as_written=True).scores
     query, key = (t.detach().to(problem.query.dtype, copy=True) for t in (written.query, written.key))
@@ -477,15 +463,14 @@ Given = TypeVar("Given")
 
 
 def each_call(
-    model: nn.Module, do: Callable[[AttentionCall], None], padding: Any, values: bool = False
+    model: nn.Module, do: Callable[[AttentionCall], None], padding: Tensor, values: bool
 ) -> AbstractContextManager[Any]:
     """Call `do` with every attention call of this thread when it happens, before its tensors can be written to. Nothing
     is kept.
 
     `values`: whether a call has its value.
     """
-    refuse_compiled(model)
-    recorder = Recorder(model, asked(values=values)._replace(each=do, own=True), checked(padding))
+    recorder = Recorder(model, asked(values=values)._replace(each=do, own=True), padding)
     return Uninterrupted(lambda: recorded(recorder, lambda recorder: None))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -41,7 +41,9 @@ class FromRun:
                     f"{who}: source has shape {tuple(self.source.shape)}; expected one of all heads and positions, (B, "
                     "H, L, E), or weights (B, H, Lq, Lk)."
                 )
-        elif not isinstance(source, Calls | AttentionCall) or (isinstance(source, Calls) and not _recorded(source)):
+            return
+        calls = source.calls if isinstance(source, Calls) else [source]
+        if not all(isinstance(call, AttentionCall) for call in calls):
             raise ClearheadError(
                 f"{who}: source is a {type(source).__name__}; expected a recording of watch(model, values=True), one "
                 "of its calls, or a tensor (B, H, L, E)."
@@ -120,13 +122,12 @@ class FromRun:
         source = check_memory(self.tensor(part, spot.site), f"{self.who}: the source's {part}")
         batch, heads, length, width = source.shape
         where = f"{self.who}: the source's {part} has shape {tuple(source.shape)}"
-        if batch not in (1, like.shape[0]) or width != like.shape[-1]:
+        fits = batch in (1, like.shape[0]) and width == like.shape[-1] and heads and not spot.all_heads % heads
+        if not fits or (part in ("query", "output") and heads != spot.all_heads):
             raise ShapeError(
-                f"{where}, and this run's is of {like.shape[0]} sequences and width {like.shape[-1]}. Pass a run of as "
-                "many sequences, or of one for all, of the same model."
+                f"{where}, and this run has {like.shape[0]} sequences, {spot.all_heads} query heads and width "
+                f"{like.shape[-1]}. Pass a run of as many sequences, or of one for all, of the same model."
             )
-        if heads == 0 or spot.all_heads % heads or (part in ("query", "output") and heads != spot.all_heads):
-            raise ShapeError(f"{where}, of {heads} heads, and the module has {spot.all_heads} query heads.")
         if places and max(places) >= length:
             raise ShapeError(f"{where}: it has no position {max(places)}. Positions are those of its own sequence.")
         if source.dtype != like.dtype or source.device != like.device:
@@ -138,7 +139,3 @@ class FromRun:
         each = [every[n * len(every) // like.shape[1]] * heads // spot.all_heads for n in range(like.shape[1])]
         numbers = torch.tensor([*each, *places], device=source.device, dtype=torch.long)  # one copy to the device
         return source.index_select(1, numbers[: len(each)]).index_select(2, numbers[len(each) :])
-
-
-def _recorded(source: Calls[Any]) -> bool:
-    return all(isinstance(call, AttentionCall) for call in source.calls)

@@ -13,13 +13,12 @@ from clearhead.base.errors import ClearheadError, UnsupportedError, require
 from clearhead.base.managers import Managed, caller
 from clearhead.base.mode import get_mode
 from clearhead.base.numbers import check_count
-from clearhead.base.tensor_kind import has_no_values
-from clearhead.models.tap.handler import Handler
+from clearhead.models.tap.handler import Handler, why_unreadable
 from clearhead.models.tap.intercepted_call import InterceptedCall
 from clearhead.models.tap.interface import Marks, applied, intercept_backends, read_keywords
 from clearhead.models.tap.keywords import MASKED, NAME
 from clearhead.models.tap.masks import MaskStore
-from clearhead.models.tap.refused import refuse_compiled
+from clearhead.models.tap.refused import validate_model
 from clearhead.models.tap.transformers_private import collected, takes_backends
 from clearhead.models.use.departure import departure
 from clearhead.models.use.edits.edit import change_of, editing, unmasked
@@ -65,8 +64,7 @@ def lazy_attentions(model: Model, *, max_bytes: int | None = DENSE_BYTES) -> Abs
     where the weights are read.
     """
     check_max_bytes(max_bytes)
-    if not isinstance(model, nn.Module):
-        raise ClearheadError(f"lazy_attentions takes a model of transformers; got a {type(model).__name__}.")
+    validate_model(model, "lazy_attentions")
     library = require("transformers", "models", "lazy_attentions")
     parts = [part for part in model.modules() if isinstance(part, library.PreTrainedModel)]
     if not any(map(takes_backends, parts)):
@@ -76,7 +74,6 @@ def lazy_attentions(model: Model, *, max_bytes: int | None = DENSE_BYTES) -> Abs
             + " through the attention interface of transformers, where its weights could be taken from. "
             "Other modules can be watched: ch.watch(model)."
         )
-    refuse_compiled(model, "lazy_attentions", "makes lazy")
     return Managed("models.lazy_attentions(...)", lambda: _lazily(model, max_bytes))
 
 
@@ -188,21 +185,15 @@ def _asked(kwargs: dict[str, Any]) -> bool:
 
 
 def _refuse(name: str, query: Tensor, key: Tensor, kwargs: dict[str, Any]) -> None:
-    wrong, mode = None, get_mode()
-    if mode.compiled:
-        wrong = "inside torch.compile(), which merges its operations", "Run the model uncompiled"
+    if get_mode().compiled:
+        what = "inside torch.compile(), which merges its operations. Run the model uncompiled"
     elif kwargs.get("dropout"):
-        wrong = (
+        what = (
             f"with dropout {kwargs['dropout']}: an eager model gives the weights after dropout, which its fast backend "
-            "draws in its kernel",
-            "Call model.eval(), or set the attention dropout to 0",
+            "draws in its kernel. Call model.eval(), or set the attention dropout to 0"
         )
-    elif mode.transforms:
-        wrong = "inside a transform of torch.func (vmap, grad), whose tensors have no values", "Run it without one"
-    elif query.is_nested or key.is_nested:
-        wrong = "with nested tensors", "Run it on a padded batch and a mask"
-    elif has_no_values(query):
-        wrong = "with tensors that have no values", "Run it on real inputs"
+    else:
+        what = why_unreadable(query, key)
     raise_in_jit_trace()
-    if wrong:
-        raise UnsupportedError(f"lazy_attentions: {name} called attention {wrong[0]}. {wrong[1]}.")
+    if what:
+        raise UnsupportedError(f"lazy_attentions: {name} called attention {what}.")

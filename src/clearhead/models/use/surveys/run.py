@@ -26,6 +26,7 @@ from clearhead.base.tensor_kind import has_own_dispatch
 from clearhead.base.versions import contents, without_addresses
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.models.loading import most_tokens, reason
+from clearhead.models.tap.refused import validate_model
 from clearhead.models.tap.transformers_private import ORIGIN, named_backend
 from clearhead.models.use.asked import asked_to_reduce
 from clearhead.models.use.means import Means
@@ -79,8 +80,7 @@ def rank_of(rank: Any, state: Any) -> tuple[int, int]:
 
 def length_of(model: Any, tokenizer: Any, asked_for: int | None) -> int | None:
     """The largest number of tokens of a text; None for any number."""
-    if not isinstance(model, nn.Module):
-        raise ClearheadError(f"survey takes a torch.nn.Module; got a {type(model).__name__}.")
+    validate_model(model, "survey")
     if model.training:
         raise ClearheadError("survey: the model is in training mode, whose dropout is random; call model.eval().")
     if not callable(tokenizer):
