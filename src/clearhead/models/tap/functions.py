@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from clearhead.base.errors import UnsupportedError
 from clearhead.base.mode import any_thread_compiles, get_mode
 from clearhead.base.torch_private import (
     FUSED_OPERATIONS,
@@ -189,18 +188,9 @@ class _Mode(TorchFunctionMode):
 def _restore_name(types: Any) -> AbstractContextManager[None]:
     """A context for a call of PyTorch's function: the subclasses of its arguments (`types`), and other code's function
     modes, may ask whether it is the function of PyTorch's name, which `source` has replaced."""
-    if any_thread_compiles() or not (types or _has_other_modes()):
+    if any_thread_compiles() or not (types or any(not isinstance(mode, _Mode) for mode in function_mode_stack())):
         return nullcontext()
     return restored(F, "scaled_dot_product_attention")
-
-
-def _has_other_modes() -> bool:
-    """Whether a function mode of other code is active."""
-    try:
-        active: list[TorchFunctionMode] = function_mode_stack()
-    except UnsupportedError:  # a version of PyTorch that does not show them
-        return False
-    return any(not isinstance(mode, _Mode) for mode in active)
 
 
 def _pop_left_modes(handler: ModelHandler) -> None:

@@ -144,9 +144,8 @@ class ModelHandler(Handler):
         unread = self.unread
         return (
             f"the attention of {listed(unread)} ({', '.join(dict.fromkeys(unread.values()))}) is not {missing}: these "
-            "modules computed it in their own code, by a softmax, by flex_attention or by a kernel of PyTorch's, whose "
-            "calls cannot be read. To leave these modules out without this warning, name the layers that are wanted: "
-            f"{instead}."
+            "modules computed it in their own code, by a softmax, flex_attention or a kernel of PyTorch's. To leave "
+            f"them out without this warning, name the layers that are wanted: {instead}."
         )
 
     def name(self, call: InterceptedCall | None = None) -> str:

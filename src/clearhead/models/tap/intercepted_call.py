@@ -123,15 +123,13 @@ class InterceptedCall:
         """Of a call that would be read wrong; "" for any other call."""
         if self.backend == RANKS:
             return (
-                f"{name} attends over the ranks of a layout, and each has a part of the queries and keys: a record "
-                "would not be of the whole attention. Set it back (run_on_clearhead(model)), and watch it "
-                "in one process."
+                f"{name} attends over the ranks of a layout, of which each has a part of the queries and keys. Set it "
+                "back (run_on_clearhead(model)), and watch it in one process."
             )
         if self.mask is not None and not isinstance(self.mask, Tensor) and not hasattr(self.mask, "mask_mod"):
             return (
-                f"{name} was called on the backend {self.backend!r} with attention_mask of type "
-                f"{type(self.mask).__name__}, which cannot be read. Load the model with attn_implementation='sdpa' or "
-                "'eager'."
+                f"{name} gave the backend {self.backend!r} an attention_mask of type {type(self.mask).__name__}, which "
+                "cannot be read. Load the model with attn_implementation='sdpa' or 'eager'."
             )
         return unread_keywords(name, self.backend, self.keywords)
 

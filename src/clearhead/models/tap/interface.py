@@ -197,8 +197,8 @@ def _masks(
     read = not own and backend not in ("eager", "sdpa")
     if own == "msa_attention_forward" and kwargs.get("block_indices") is not None:
         raise UnsupportedError(
-            f"the backend {backend!r} chooses blocks of keys in a kernel of its own, which does not read the model's "
-            "mask; watch() cannot record its calls. Load the model with attn_implementation='sdpa'."
+            f"the backend {backend!r} chooses blocks of keys in its kernel, which does not read the model's mask: "
+            "such calls cannot be read. Load the model with attn_implementation='sdpa'."
         )
     chosen = told.selected(module, kwargs, shape, masked=mask is not None) if read else None
     if read and mask is None and "flash" not in backend and backend not in (NAME, MASKED):

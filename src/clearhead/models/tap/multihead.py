@@ -8,6 +8,7 @@ other.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -145,20 +146,16 @@ def read_layer(
     eps: float,
     norm_weight_1: Tensor,
     norm_bias_1: Tensor,
-    norm_weight_2: Tensor,
-    norm_bias_2: Tensor,
-    ffn_weight_1: Tensor,
-    ffn_bias_1: Tensor,
-    ffn_weight_2: Tensor,
-    ffn_bias_2: Tensor,
-    mask: Tensor | None = None,
-    mask_type: int | None = None,
+    *rest: Any,
 ) -> InterceptedCall:
-    """Read a call on the fast path of nn.TransformerEncoderLayer, which calls no module inside."""
+    """Read a call on the fast path of nn.TransformerEncoderLayer, which calls no module inside.
+
+    `rest`: weights and biases of the second norm and the two linear layers, then the mask and its type.
+    """
     x = F.layer_norm(src, (embed_dim,), norm_weight_1, norm_bias_1, eps) if norm_first else src
     innermost = handler.stack.innermost
     own = getattr(innermost.module, "self_attn", None) if innermost else None
-    weights = qkv_weight, qkv_bias, proj_weight, proj_bias
+    weights, (mask, mask_type) = (qkv_weight, qkv_bias, proj_weight, proj_bias), (*rest[6:], None, None)[:2]
     call = read_native(handler, x, x, x, embed_dim, num_heads, *weights, mask, mask_type=mask_type)
     call.backend, call.name = "_transformer_encoder_layer_fwd", handler.stack.names.get(id(own))
     call.place = None  # the output of the heads is inside of the function

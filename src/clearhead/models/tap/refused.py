@@ -27,9 +27,8 @@ def validate_model(model: Any, who: str) -> None:
         if is_compiled(module):
             shown = f"{type(model).__name__}.{name}" if name else "the model"
             raise UnsupportedError(
-                f"{shown} is compiled: torch.compile() merges the calls that {who}() reads, and the model's outputs would "
-                f"change.\nPass the model that was compiled, {who}(model._orig_mod); or, after model.compile(), a copy, "
-                f"{who}(copy.deepcopy(model)). They have the same weights, and so the same attention."
+                f"{shown} is compiled, which merges the calls that {who}() reads. Pass the model that was compiled, "
+                f"{who}(model._orig_mod); or, after model.compile(), a copy, {who}(copy.deepcopy(model))."
             )
 
 
@@ -41,9 +40,8 @@ def refuse_compiled_code(model: nn.Module) -> None:
             if has_compiled_code(function):
                 raise UnsupportedError(
                     f"{type(module).__name__}.forward{f' (of {name})' if name else ''} has been compiled already, for "
-                    "this model or for another of its class, and this code would be used again, without a monitor's "
-                    "operations.\nCall torch.compiler.reset() first, then monitor the model, then run it: it is "
-                    "compiled anew."
+                    "this model or for another of its class, and this code would be used again, without a monitor.\n"
+                    "Call torch.compiler.reset() first, then monitor the model, then run it: it is compiled anew."
                 )
             function = getattr(function, "__wrapped__", None)
 

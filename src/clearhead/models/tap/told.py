@@ -72,8 +72,8 @@ def restarting(positions: Tensor, queries: int, keys: int) -> Documents | None:
         return None
     if queries != keys or int(positions[0]) != 0:
         raise UnsupportedError(
-            "a FlashAttention backend was given several sequences packed into one, by position ids that begin again, "
-            f"with a cache: {queries} queries, {keys} keys. Run the packed sequence at once, with use_cache=False."
+            "a FlashAttention backend was given several sequences packed into one, with a cache: "
+            f"{queries} queries, {keys} keys. Run the packed sequence at once, with use_cache=False."
         )
     return _of((positions == 0).cumsum(0), 1)
 
@@ -100,10 +100,9 @@ def check_unmasked(
         given = given or ("position_ids that begin again" if packed else "")
     if given:
         raise UnsupportedError(
-            f"{type(module).__name__} called the attention backend {backend!r} with {given} and no mask: whether this "
-            "function hides keys by it is not known, and the weights could be wrong. Give the backend a mask function, "
-            f"transformers.AttentionMaskInterface.register({backend!r}, transformers.masking_utils.eager_mask), and "
-            "add the attention_mask that it then gets to the scores."
+            f"{type(module).__name__} called the attention backend {backend!r} with {given} and no mask: whether it "
+            "hides keys by it is not known. Give it a mask function, and add the attention_mask to the scores: "
+            f"transformers.AttentionMaskInterface.register({backend!r}, transformers.masking_utils.eager_mask)"
         )
 
 
@@ -125,8 +124,8 @@ def selected(
         size = getattr(getattr(module, "indexer", None), "block_size", None)
         if size is None:
             raise UnsupportedError(
-                f"{type(module).__name__} passed block_indices to its attention backend and has no indexer.block_size "
-                "that tells how many keys a block has. Load the model with attn_implementation='sdpa' or 'eager'."
+                f"{type(module).__name__} passed block_indices, and has no indexer.block_size that tells how many keys "
+                "a block has. Load the model with attn_implementation='sdpa' or 'eager'."
             )
         count = -(-keys // size)
         chosen = _scattered(blocks.masked_fill(blocks < 0, count), count + 1)[..., :count]  # the last is dropped

@@ -66,8 +66,7 @@ def asked_to_reduce(
     keep = tuple(reductions) if isinstance(reductions, list | tuple) else (reductions,)
     if not keep or not all(isinstance(one, Reduction) for one in keep):
         raise ClearheadError(
-            f"statistics: reductions is {reductions!r}; expected reductions, such as "
-            "[ch.reductions.Entropy(), ch.reductions.TopK(5)]."
+            f"statistics: reductions is {reductions!r}; expected reductions, such as [ch.reductions.Entropy()]."
         )
     if any(isinstance(one, Output) for one in keep):
         raise ClearheadError(

@@ -104,22 +104,19 @@ class Means:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Replace all sums and counts by these. Raises a `ClearheadError` unless they are the state of a `Means`."""
+        wrong = "the state of Means has tensors 'module:number:sum' and …count of each result, alike in shape"
         found: dict[str, dict[int, dict[str, Tensor]]] = {}
         for key, tensor in state.items() if isinstance(state, Mapping) else [(state, None)]:
             name, number, what = [*key.rsplit(":", 2), "", ""][:3] if isinstance(key, str) else ["", "", ""]
             if what not in ("sum", "count") or not number.isdecimal() or not isinstance(tensor, Tensor):
-                raise ClearheadError(
-                    f"{key!r} is no entry of the state of Means: they are tensors, 'module:number:sum' and …count."
-                )
+                raise ClearheadError(f"{wrong}; got {key!r}.")
             held = found.setdefault(name, {}).setdefault(int(number), {})
             held[what] = tensor.detach().to("cpu", torch.float64, copy=True)
         for name, by_number in found.items():
             whole = sorted(by_number) == list(range(len(by_number))) and all(len(t) == 2 for t in by_number.values())
             alike = (t["count"].shape == (*t["sum"].shape[:1], *(1,) * (t["sum"].ndim - 1)) for t in by_number.values())
             if not whole or not all(alike):
-                raise ClearheadError(
-                    f"the state of Means needs a sum and a count, alike in shape, of each result of {name!r}."
-                )
+                raise ClearheadError(f"{wrong}; those of {name!r} are not.")
         self._of = {}
         self._sums, self._counts = (
             {name: [by_number[i][what] for i in sorted(by_number)] for name, by_number in found.items()}

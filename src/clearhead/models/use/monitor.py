@@ -104,8 +104,7 @@ def _as_function(callback: Any) -> Callback | None:
         ]
     if callback is not None and not callable(callback):
         raise ClearheadError(
-            f"monitor: callback is a {type(callback).__name__}; expected a function of a step and its rows, or "
-            "TensorBoard's SummaryWriter."
+            f"monitor: callback is a {type(callback).__name__}; expected a function, or TensorBoard's SummaryWriter."
         )
     found: Callback | None = callback
     return found
@@ -197,7 +196,9 @@ class Monitor:
         return f"Monitor({self.steps} steps, {len(self._found)} of them monitored)"
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], compiled: bool) -> None:
-        self._close()  # the record of a pass that was interrupted
+        self._here.passing = False
+        if self._here.step is not None:  # the record of a pass that was interrupted
+            self._close()
         if self._removed or not module.training or get_mode().backward:
             return
         with self._lock:
@@ -222,8 +223,11 @@ class Monitor:
 
     def _end(self, module: nn.Module, args: Any, output: Any, compiled: bool) -> None:
         step = self._here.step
+        self._here.passing = False
+        if step is None:  # the pass was not monitored
+            return
         self._close()
-        if step is None or output is None:  # the pass was not monitored, or it failed
+        if output is None:  # it failed
             return
         if not step.sites:
             if not self._told:

@@ -150,8 +150,7 @@ def gone(edits: Sequence[Edit], spot: Spot) -> np.ndarray:
         if not isinstance(keys, np.ndarray) or keys.dtype != bool or keys.shape != found.shape:
             got = f"{keys.shape} of {keys.dtype}" if isinstance(keys, np.ndarray) else f"a {type(keys).__name__}"
             raise ShapeError(
-                f"{type(one).__name__}.removed gave {got}; expected a NumPy array of bool, one for each key of the "
-                f"call, {found.shape}, or None."
+                f"{type(one).__name__}.removed gave {got}; expected bools of the keys, {found.shape}, or None."
             )
         found |= keys
     return found
@@ -239,10 +238,7 @@ def _check_same(new: Any, old: Tensor, who: str, what: str, axes: str) -> None:
     fits = isinstance(new, Tensor) and is_dense(new)
     if not (fits and (new.shape, new.dtype, new.device) == (old.shape, old.dtype, old.device)):
         got = f"{tuple(new.shape)} of {new.dtype} on {new.device}" if fits else f"a {type(new).__name__}"
-        raise ShapeError(
-            f"{who} gave {got}; expected {what} of the same shape, {tuple(old.shape)} {axes}, of {old.dtype} on "
-            f"{old.device}."
-        )
+        raise ShapeError(f"{who} gave {got}; expected {what} {tuple(old.shape)} {axes} of {old.dtype} on {old.device}.")
     check_memory(new, f"the tensor that {who} gave")
 
 
@@ -264,9 +260,8 @@ def check_steady(problem: Problem, edits: Sequence[Edit], spot: Spot, name: str)
 def _unsteady(name: str, one: Edit) -> UnsupportedError:
     return UnsupportedError(
         f"{name}: {type(one).__name__} gives another problem, other keys, other weights or another factor each time it "
-        "is asked, so that a record would not be of the call that ran. Let it give the same for the same call, with "
-        "random numbers drawn once or from a generator that it seeds; or look at the model outside of the edit's "
-        "`with`."
+        "is asked, so a record would not be of the call that ran. Let it give the same for the same call, with random "
+        "numbers drawn once or from a generator that it seeds; or look at the model outside of the edit's `with`."
     )
 
 

@@ -215,9 +215,8 @@ class Editor(ModelHandler):
             name = self.name(call)
             if self.layers.repeats(name):
                 raise UnsupportedError(
-                    f"{name} was called several times in a run of the model, and a checkpoint calls it again in the "
-                    "backward pass: which of its layers is computed is not known. Train without checkpoints while "
-                    "editing."
+                    f"{name} was called several times in a run, and which of its layers a checkpoint computes again is "
+                    "not known. Train without checkpoints while editing."
                 )
         site = self.site(call)
         if not self.meets(site):
@@ -299,8 +298,7 @@ class Editor(ModelHandler):
         """Sequences that the same edits change, and the places of these edits in the list."""
         if any((self.edits[number].sequences.stop or 0) > batch for number in edits):
             raise UnsupportedError(
-                f"a call of {batch} sequences, however many the inputs have, is one of all cells of a sweep. Pass "
-                "batch=1 to sweep."
+                f"a call of {batch} sequences, however many the inputs have, is one of all cells. Pass batch=1."
             )
         places = [range(batch)[self.edits[number].sequences] for number in edits]
         edges = sorted({0, batch, *(edge for place in places for edge in (place.start, place.stop))})

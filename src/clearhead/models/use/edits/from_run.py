@@ -38,8 +38,7 @@ class FromRun:
                 raise ClearheadError(f"{who}: source has a shape alone (meta or fake); expected a tensor with values.")
             if self.source.ndim != 4:
                 raise ShapeError(
-                    f"{who}: source has shape {tuple(self.source.shape)}; expected one of all heads and positions, (B, "
-                    "H, L, E), or weights (B, H, Lq, Lk)."
+                    f"{who}: source has shape {tuple(self.source.shape)}; expected (B, H, L, E) or (B, H, Lq, Lk)."
                 )
             return
         calls = source.calls if isinstance(source, Calls) else [source]
@@ -86,8 +85,8 @@ class FromRun:
         call = self.call(site)
         if part in ("query", "output") and call.kind == "self" and call.shape[2] != call.shape[3]:
             raise ClearheadError(
-                f"{self.who}: the source's call of {call.layer} has {call.shape[2]} queries and {call.shape[3]} keys: "
-                "it is a step of a generation, or has empty slots of a cache. Pass a run on the whole text."
+                f"{self.who}: the source's call of {call.layer} has {call.shape[2]} queries and {call.shape[3]} keys, "
+                "as a step of a generation. Pass a run on the whole text."
             )
         return call
 

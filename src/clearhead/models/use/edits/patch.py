@@ -149,10 +149,9 @@ class Patch(Edit):
             if turned:
                 raise UnsupportedError(
                     f"{type(self).__name__}: the model turns queries and keys by their position ({turned}), and "
-                    f"positions=… pairs position {moved[0][0]} with position {moved[0][1]} of the source, whose "
-                    f"{self.part} was turned for that place. Pass part='value' or part='output', which are not "
-                    "turned; or texts whose words stand at equal positions; or a tensor (B, H, L, E) as the source, "
-                    "turned for the positions of this text."
+                    f"positions=… pairs position {moved[0][0]} with position {moved[0][1]} of the source. "
+                    "Pass part='value' or part='output', which are not turned; texts whose words stand at equal positions; or a tensor "
+                    "(B, H, L, E) as the source, turned for the positions of this text."
                 )
         return [place for place, _ in pairs], [other for _, other in pairs]
 

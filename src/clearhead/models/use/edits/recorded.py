@@ -135,9 +135,8 @@ def _given(problem: Problem, edits: list[Edit], rows: Rows, name: str) -> Tensor
     weights = weights_after(problem, edits, rows, name)
     if bool((weights < 0).any()):
         raise UnsupportedError(
-            f"{name}: an edit gives weights below 0, down to {float(weights.min()):.3g}, and a record has the "
-            "logarithm of each weight. Let the function give numbers from 0 on, such as weights.clamp(min=0); or look "
-            "at the model outside of the edit's `with`."
+            f"{name}: an edit gives weights below 0, down to {float(weights.min()):.3g}, and a record has "
+            "logarithms. Give numbers from 0 on, such as weights.clamp(min=0); or look outside of the edit's `with`."
         )
     return weights.new_zeros(problem.sizes.shape).index_copy(2, rows.queries, weights)
 
@@ -165,8 +164,7 @@ def _of_groups(value: Tensor | None, problem: Problem, name: str) -> Tensor:
     if not torch.equal(grouped, grouped[:, :, :1].expand_as(grouped)):
         raise UnsupportedError(
             f"{name}: an edit replaces the value for some of the {problem.groups} query heads that share a key head, "
-            "and a record has one value for each key head. Edit all of them, or watch without values=True and "
-            "gradients=True."
+            "and a record has one for all. Edit all of them, or watch without values=True and gradients=True."
         )
     return copied(grouped[:, :, 0])
 

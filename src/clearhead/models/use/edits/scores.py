@@ -85,8 +85,7 @@ class ForceMask(Edit):
         super().__init__(layers, heads, queries)
         if not isinstance(mask, Mask | Tensor | np.ndarray):
             raise ClearheadError(
-                f"ForceMask: mask is {brief(mask)}; expected a Mask, such as Causal(), or a bool tensor (True: may "
-                "attend)."
+                f"ForceMask: mask is {brief(mask)}; expected a Mask, such as Causal(), or a bool tensor."
             )
         if isinstance(mask, DenseMask):
             mask = mask.keep

@@ -348,10 +348,9 @@ def _computed(self: LazyAttention, compute: Callable[[], Tensor], shape: tuple[i
         held = f", and {human_bytes(standing)} of dense weights stand already" if standing else ""
         return ClearheadError(
             f"{shape} attention weights would be made dense, {human_bytes(size)}{held}: above max_bytes = "
-            f"{human_bytes(self._most or 0)} of lazy_attentions.\n"
-            "Index what is needed, such as attention[:, 0] or attention[0, 0, -1]; take a reduction, such as "
-            "attention.weights.entropy(), .topk(5) or .pool(256), or attention @ value; or pass max_bytes=…, None for "
-            "no limit."
+            f"{human_bytes(self._most or 0)} of lazy_attentions.\nIndex what is needed, such as attention[:, 0] or "
+            "attention[0, 0, -1]; take a reduction, such as attention.weights.entropy(), .topk(5) or .pool(256), or "
+            "attention @ value; or pass max_bytes=…, None for no limit."
         )
 
     def make() -> Tensor:

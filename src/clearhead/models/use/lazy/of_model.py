@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -47,13 +47,10 @@ class OfModel(Source):
         self._reads = Versions((self._tensors | self._added).items())
         self._problem: Problem | None = None
 
-    def _in_graph(self) -> Iterator[tuple[str, Tensor]]:
-        return ((name, t) for name, t in (self._tensors | self._added).items() if t.requires_grad)
-
     @property
     def learnt(self) -> list[Tensor]:
         """The tensors in the graph for which the weights have gradients."""
-        return [tensor for _, tensor in self._in_graph()]
+        return [tensor for tensor in (self._tensors | self._added).values() if tensor.requires_grad]
 
     @property
     def uniform(self) -> Tensor | None:

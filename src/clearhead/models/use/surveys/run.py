@@ -68,13 +68,10 @@ def rank_of(rank: Any, state: Any) -> tuple[int, int]:
     two = isinstance(rank, tuple | list) and len(rank) == 2 and all(type(one) is int for one in rank)
     if not two or not 0 <= rank[0] < rank[1]:
         raise ClearheadError(
-            f"survey: rank is {rank!r}; expected (number, of how many), such as (0, 2), or None for what the variables "
-            "RANK and WORLD_SIZE say."
+            f"survey: rank is {rank!r}; expected (number, of how many), such as (0, 2), or None: RANK, WORLD_SIZE."
         )
     if rank[1] > 1 and state is None:
-        raise ClearheadError(
-            f"survey: {rank[1]} ranks share a folder: pass state=, a folder that all of them can reach."
-        )
+        raise ClearheadError(f"survey: {rank[1]} ranks share a folder: pass state=, which all of them can reach.")
     return rank[0], rank[1]
 
 
@@ -180,8 +177,7 @@ def surveyed(
     kept = kept_of(keep, tokenizer)
     number, ranks = rank_of(rank, state)
     check_count(batch, 1, "survey: batch")
-    if check_number(wait, "survey: wait") < 0:
-        raise ClearheadError(f"survey: wait is {wait}; expected seconds, 0 or more.")
+    check_number(wait, "survey: wait")
     length = length_of(model, tokenizer, max_length)
     settings = settings_of(model, kept, batch, length)
     files = None if state is None else State(state, settings)
@@ -259,7 +255,6 @@ def _all(files: State, digests: list[str], wait: float) -> Iterator[Done]:
 def _late(missing: list[int], wait: float) -> ClearheadError:
     some = ", ".join(map(str, missing[:10])) + (", …" if len(missing) > 10 else "")
     return ClearheadError(
-        f"survey: {len(missing)} batches of other ranks are missing ({some}), and none came for {wait:g} "
-        "seconds. Start those ranks, or all of them, again with the same arguments: what is in the folder is kept, and "
-        "the survey goes on."
+        f"survey: {len(missing)} batches of other ranks are missing ({some}), and none came for {wait:g} seconds. "
+        "Start those ranks, or all of them, again with the same arguments: what is in the folder is kept."
     )
