@@ -71,7 +71,8 @@ def intercept_backends(handler_of: Callable[[str], Handler | None], innermost: b
 def _intercepted(
     handler: Handler, function: Callable[..., Any], backend: str, begin: Callable[..., Any]
 ) -> Callable[..., Any]:
-    own = own_name(function)
+    plain = isinstance(function, FunctionType)  # a partial has no name, and the compiler cannot ask for it
+    own = function.__name__ if plain and str(function.__module__).startswith("transformers.integrations.") else ""
 
     def attention(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, *args: Any, **kwargs: Any
@@ -85,8 +86,8 @@ def _intercepted(
         begun = handler.begin(lambda: call) if handler.traced else begin(handler, call)
         return handler.compute(begun, function, module, query, key, value, attention_mask, **kwargs)
 
-    # another handler around this one asks for the name of the function; a partial has no name
-    return wraps(function)(attention) if isinstance(function, FunctionType) else attention
+    # another handler around this one asks for the name of the function
+    return wraps(function)(attention) if plain else attention
 
 
 def begin_backend(handler: ModelHandler, call: InterceptedCall) -> InterceptedCall | None:
@@ -147,10 +148,6 @@ class Marks:
         with torch.inference_mode(False):  # an operation that writes takes no tensor made in inference mode
             return torch.tensor([self.number, number], device="cpu")
 
-    def on(self, module: nn.Module) -> bool:
-        """Whether a module has a mark: it belongs to the model, or to a copy of it."""
-        return self.attribute in module.__dict__
-
 
 _numbers = itertools.count(secrets.randbits(48))  # marks are saved with a model, and differ between processes
 
@@ -172,13 +169,6 @@ def _without_parameter(own: str) -> tuple[str, ...]:
     function = getattr(importlib.import_module(f"transformers.integrations.{HOMES[own]}"), own)
     parameters = inspect.signature(function).parameters
     return tuple(word for word in ("softcap", "s_aux", "position_bias") if word not in parameters)
-
-
-def own_name(function: Callable[..., Any]) -> str:
-    """The name of a backend's function that is one of transformers' own; "" for any other function."""
-    if not isinstance(function, FunctionType):  # a partial has no name, and the compiler cannot ask for it
-        return ""
-    return function.__name__ if str(function.__module__).startswith("transformers.integrations.") else ""
 
 
 def _masks(

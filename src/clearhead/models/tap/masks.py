@@ -214,22 +214,17 @@ class MaskStore:
             return converted(_allowed(mask) if nonzero_blocks else mask, bias)  # its graph serves one call
         mask, bias = (None if t is None else t.detach() for t in (mask, bias))
         with self._lock, torch.no_grad():
-            return self._remembered(mask, bias, nonzero_blocks, given)
-
-    def _remembered(
-        self, mask: Tensor | None, bias: Tensor | None, nonzero_blocks: bool, given: list[Tensor]
-    ) -> Recorded:
-        key = (_identity(mask), _identity(bias), nonzero_blocks)
-        known = self._known.get(key) if self.counted else None
-        if known is not None and not any(storage.expired() for storage in known[0]):  # type: ignore[no-untyped-call]
-            return known[1]
-        found = self._shared(converted(_allowed(mask) if nonzero_blocks else mask, bias))
-        if self.counted and not any(map(uncounted, given)):  # writes to these are not counted
-            # entries of freed tensors go: a generation makes a mask at each step, and each text of a corpus has one
-            self._known = {k: (s, r) for k, (s, r) in self._known.items() if not any(w.expired() for w in s)}  # type: ignore[no-untyped-call]
-            storages = [StorageWeakRef(t.untyped_storage()) for t in given]  # type: ignore[no-untyped-call]
-            self._known[key] = (storages, found)
-        return found
+            key = (_identity(mask), _identity(bias), nonzero_blocks)
+            known = self._known.get(key) if self.counted else None
+            if known is not None and not any(w.expired() for w in known[0]):  # type: ignore[no-untyped-call]
+                return known[1]
+            found = self._shared(converted(_allowed(mask) if nonzero_blocks else mask, bias))
+            if self.counted and not any(map(uncounted, given)):  # writes to these are not counted
+                # entries of freed tensors go: a generation makes a mask at each step, and each text of a corpus has one
+                self._known = {k: (s, r) for k, (s, r) in self._known.items() if not any(w.expired() for w in s)}  # type: ignore[no-untyped-call]
+                storages = [StorageWeakRef(t.untyped_storage()) for t in given]  # type: ignore[no-untyped-call]
+                self._known[key] = (storages, found)
+            return found
 
     def _shared(self, new: Recorded) -> Recorded:
         """An equal mask from before, if there is one: some models make the same mask anew for every layer."""

@@ -228,13 +228,10 @@ class Stack:
     def _entered(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], stack: list[Running]
     ) -> Running:
-        error = stack[-1].error if stack else None
         try:
             entered = _entered(module, args, kwargs, stack)
-        except Exception as fault:  # it would end the model's run: a handler raises it where a call is made
-            entered, error = Running(module, "self", Told()), fault
-        if error is not None:
-            entered = entered._replace(error=error)
+        except Exception as error:  # it would end the model's run: a handler raises it where a call is made
+            entered = Running(module, "self", Told(), error=error)
         return entered if self.notes is None else entered._replace(noted=self.notes.begun(kwargs))
 
     @contextmanager
@@ -351,9 +348,10 @@ def kind_of(query: Tensor, key: Tensor) -> Kind:
 
 def _entered(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], stack: list[Running]) -> Running:
     """The module with its padding and its kind: cross if it is called with a second sequence."""
+    around = stack[-1] if stack else Running(module, "self", Told())
+    told, ids, error, positions = around.told, around.ids, around.error, around.positions
     if len(args) <= 1 and not kwargs:  # no argument that is read below
-        around = stack[-1] if stack else Running(module, "self", Told())
-        return Running(module, "self", around.told, ids=around.ids, positions=around.positions, args=args)
+        return Running(module, "self", told, ids=ids, error=error, positions=positions, args=args)
     named = dict(kwargs)
     if len(args) > 1:
         named.update(zip(parameters(module.forward), args, strict=False))
@@ -361,19 +359,15 @@ def _entered(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], s
     attends = isinstance(module, nn.MultiheadAttention) or getattr(type(module), "projects_inputs", False)
     if attends:
         query, key = named.get("query"), named.get("key")
-        if isinstance(query, Tensor) and isinstance(key, Tensor):
-            second = kind_of(query, key) == "cross"
-        else:
-            second = key is not query
+        tensors = isinstance(query, Tensor) and isinstance(key, Tensor)
+        second = kind_of(query, key) == "cross" if tensors else key is not query
     kind: Kind = "cross" if second else "self"
-    told = given(module.forward, named, stack[-1].told if stack else Told())
+    told = given(module.forward, named, told)
     if isinstance(module, OF_TORCH) or attends:
         told = given_to_torch(named, kind, told)
-    ids = named.get("input_ids")
-    ids = stack[-1].ids if ids is None and stack else ids
-    positions = next((named[name] for name in POSITIONS if named.get(name) is not None), None)
-    positions = stack[-1].positions if positions is None and stack else positions
-    return Running(module, kind, told, _cache_of(args, kwargs), ids=ids, positions=positions, args=args, kwargs=kwargs)
+    ids = ids if named.get("input_ids") is None else named["input_ids"]
+    positions = next((named[name] for name in POSITIONS if named.get(name) is not None), positions)
+    return Running(module, kind, told, _cache_of(args, kwargs), None, ids, error, positions, args, kwargs)
 
 
 def _cache_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -171,9 +171,7 @@ class Monitor:
 
     def __enter__(self) -> Self:
         if self._removed:
-            raise ClearheadError(
-                "this monitor was removed, or its `with` has ended: write `with ch.models.monitor(...):` each time."
-            )
+            raise ClearheadError("this monitor has ended: write `with ch.models.monitor(...):` each time.")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
@@ -207,10 +205,7 @@ class Monitor:
         here.passing = True
         if step % self.every:
             return
-        one = _Step(module, self._asked, here, step)
-        one.monitor = self  # the record stays until the pass has ended
-        one.departures = dict(self._departures)
-        one.compiled = compiled or any(map(is_compiled, module.modules()))
+        one = _Step(self, module, step, compiled or any(map(is_compiled, module.modules())))
         with Delayed(), ExitStack() as stack:
             if not one.compiled:  # compiled code would pause at a function mode
                 stack.enter_context(intercept(one, backends=False))
@@ -302,12 +297,10 @@ class _Here(threading.local):
 class _Step(Recorder):
     """Records one pass, and nothing of other passes that run in other threads meanwhile."""
 
-    compiled = False
-    monitor: Monitor
-
-    def __init__(self, model: nn.Module, asked: Asked, here: _Here, number: int) -> None:
-        super().__init__(model, asked)
-        self.number, self._here = number, here
+    def __init__(self, monitor: Monitor, model: nn.Module, number: int, compiled: bool) -> None:
+        super().__init__(model, monitor._asked)
+        self.monitor, self._here = monitor, monitor._here  # the monitor stays until the pass has ended
+        self.number, self.compiled, self.departures = number, compiled, dict(monitor._departures)
 
     @property
     def idle(self) -> bool:

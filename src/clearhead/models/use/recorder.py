@@ -72,7 +72,6 @@ class Recorder(ModelHandler):
         self.calls: list[AttentionCall] = []
         self.reduced: list[ReducedCall] = []
         self.asked = asked
-        self.seen = 0  # how many calls were recorded
         self.departures: dict[Site, Departure | None] = {}  # of the first calls that functions of others computed
         self.missing: dict[Site, str] = {}  # the layers whose calls could not be recorded, each with the first reason
         self.undecided = ""  # why the choice of layers cannot be made, which is an error at the end
@@ -196,7 +195,7 @@ class Recorder(ModelHandler):
             knows_more = own is not None and own.shape[1] > self.padding.shape[1]  # a generation's mask grows with it
             if not (knows_more or (kind == "self" and self._decodes(name))):
                 padding = as_said(self.padding, kind, sizes, in_use)
-        outcome = Outcome(dropped=dropped) if self.asked.values or self.asked.gradients else None
+        outcome = Outcome(dropped=dropped) if self._copies_values else None
         values, instead = None, None
         joins = self.copies and key is problem.key
         if not self.copies:
@@ -241,7 +240,6 @@ class Recorder(ModelHandler):
                 self.reduced.append(found)
             else:
                 self.asked.merge.add(found)
-        self.seen += 1
         looks: list[Callable[[Any], None]] = []
         if outcome is not None and self.copies:
             looks.append(outcome.of(place, self.asked.gradients))

@@ -195,13 +195,12 @@ def _refuse(model: Any, layout: Layout) -> None:
     """Raise an error for a model that cannot be given this layout; the message has the reason."""
     if empty := [rank for rank in range(layout.ranks) if not layout.count(rank)]:
         raise ClearheadError(
-            f"{layout} gives rank {', '.join(map(str, empty))} no position, and models of transformers cannot be "
-            "called with none: use a layout with some for each rank, or a smaller group."
+            f"{layout} gives rank {', '.join(map(str, empty))} no position: use one with some for each rank."
         )
     for why in _reasons(model):
         raise UnsupportedError(
-            f"{type(model).__name__} cannot be given a layout: {why}. Its sequences cannot be shared out over ranks; "
-            "run it with run_on_clearhead(model), whole sequences on each rank."
+            f"{type(model).__name__} cannot be given a layout: {why}. Run it with run_on_clearhead(model), whole "
+            "sequences on each rank."
         )
 
 

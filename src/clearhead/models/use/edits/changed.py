@@ -122,7 +122,8 @@ def changed_weights(change: Change) -> Iterator[tuple[slice, slice, Tensor, Tens
 def before(problem: Problem, edits: Sequence[Edit], spot: Spot) -> Problem:
     """The problem of some heads, with the changes of their edits before the softmax."""
     for one in edits:
-        tensors = [] if ours(one) else _tensors(problem)
+        given = {} if ours(one) else operands(problem)._asdict()
+        tensors = [(name, tensor) for name, tensor in given.items() if tensor is not None]
         read = Versions(tensors)
         new = one.before(problem, spot)
         if (written := read.changed(tensors)) is not None:
@@ -133,11 +134,6 @@ def before(problem: Problem, edits: Sequence[Edit], spot: Spot) -> Problem:
         # an engine reads memory by these sizes, and the new output must fit in the place of the old
         problem = new if new is problem else checked(new, f"{type(one).__name__}.before", problem)
     return problem
-
-
-def _tensors(problem: Problem) -> list[tuple[str, Tensor]]:
-    given = operands(problem)
-    return [(name, tensor) for name, tensor in zip(given._fields, given, strict=True) if tensor is not None]
 
 
 def gone(edits: Sequence[Edit], spot: Spot) -> np.ndarray:

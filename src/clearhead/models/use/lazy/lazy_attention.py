@@ -172,12 +172,7 @@ class LazyAttention(Tensor):
         return func(*args, **kwargs)
 
 
-def lazy_attention(source: OfModel, dtype: torch.dtype, most: int | None) -> LazyAttention:
-    """The weights of a call, of this dtype. `most`: the bytes that may be dense at a time, None for no limit."""
-    return _made(source, (True, True), source.shape, dtype, source.device, most)
-
-
-def _made(
+def make_lazy(
     source: OfModel | PartOfModel,
     kept: tuple[bool, bool],
     shape: tuple[int, ...],
@@ -185,7 +180,8 @@ def _made(
     device: torch.device,
     most: int | None,
 ) -> LazyAttention:
-    """The lazy tensor of a source. `kept`: whether it has a dimension of sequences, and one of heads."""
+    """The lazy tensor of a source. `kept`: whether it has a dimension of sequences, and one of heads. `most`: the bytes
+    that may be dense at a time, None for no limit."""
     source = source if torch.is_grad_enabled() else _detached(source)
     state = {"_source": source, "_kept": kept, "_most": most, "_known": None}
     with without_function_modes():
@@ -230,7 +226,7 @@ def _lazily(
     device: torch.device | None = None,
 ) -> LazyAttention:
     shape = tuple(self.shape)
-    return _made(source or self._source, self._kept, shape, dtype or self.dtype, device or self.device, self._most)
+    return make_lazy(source or self._source, self._kept, shape, dtype or self.dtype, device or self.device, self._most)
 
 
 def _detached(source: OfModel | PartOfModel) -> OfModel | PartOfModel:
@@ -291,7 +287,7 @@ def _getitem(func: Any, self: LazyAttention, index: Any) -> Any:
         kept = isinstance(sides[0], slice), isinstance(sides[1], slice)
         chosen = [_as_slice(side, size) for side, size in zip(sides, self.weights.shape, strict=False)]
         part = PartOfModel(self._source, chosen[0], chosen[1])
-        return _made(part, kept, tuple(shape), self.dtype, self.device, self._most)
+        return make_lazy(part, kept, tuple(shape), self.dtype, self.device, self._most)
     slices = tuple(map(_as_slice, sides, self.weights.shape))
     return _computed(self, lambda: self.weights[slices].reshape(shape), tuple(shape))
 

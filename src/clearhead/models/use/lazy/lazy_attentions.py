@@ -23,7 +23,7 @@ from clearhead.models.tap.transformers_private import collected, takes_backends
 from clearhead.models.use.departure import departure
 from clearhead.models.use.edits.edit import change_of, editing, unmasked
 from clearhead.models.use.edits.recorded import edited_weights
-from clearhead.models.use.lazy.lazy_attention import lazy_attention
+from clearhead.models.use.lazy.lazy_attention import make_lazy
 from clearhead.models.use.lazy.of_model import OfModel
 from clearhead.models.use.missed import departs, reason
 
@@ -101,7 +101,12 @@ class _Lazily(Handler):
 
     def before(self, call: InterceptedCall) -> None:
         module = call.module
-        if module is None or not self.marks.on(module) or not _asked(call.keywords) or get_mode().backward:
+        if (
+            module is None
+            or self.marks.attribute not in module.__dict__
+            or not _asked(call.keywords)
+            or get_mode().backward
+        ):
             return
         call.state = module, None, None
         try:
@@ -153,7 +158,7 @@ class _Lazily(Handler):
                 dense = _edited(source, call, masks.uniform, self._max_bytes)
                 if dense is not None:
                     return dense, None
-            found = lazy_attention(source, query.dtype, self._max_bytes)
+            found = make_lazy(source, (True, True), source.shape, query.dtype, source.device, self._max_bytes)
             if query.shape[2] == 1 and not source.learnt:
                 return found.weights.dense(None).to(query.dtype), source
             return found, source
