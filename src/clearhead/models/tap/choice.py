@@ -28,9 +28,7 @@ def checked_layers(layers: Any, who: str) -> tuple[Item, ...] | None:
         return None
     found = items_of(layers)
     if not found or not all(is_number(one) or is_slice(one) or isinstance(one, str) for one in found):
-        raise ClearheadError(
-            f"{who}: layers is {brief(layers)}; expected numbers, slices, names or patterns ('layers.3.*'), or a list."
-        )
+        raise ClearheadError(f"{who}: layers is {brief(layers)}; expected numbers, slices, names, patterns, or a list.")
     return found
 
 

@@ -49,11 +49,8 @@ class CompiledCalls(Handler):
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        with (
-            self.marks.put(),
-            intercept_backends(self._handler_now),
-            replaced(_attention, "attend_for", self._wrap),
-        ):
+        own = replaced(_attention, "attend_for", self._wrap)
+        with self.marks.put(), intercept_backends(self._handler_now), own:
             yield
 
     @contextmanager
@@ -189,10 +186,7 @@ def _unread(module: Any, call: Arguments, problem: Problem) -> str:
     """Why a call of clearhead's own attention cannot be read in compiled code; "" where it can."""
     name = type(module).__name__
     if module is None:
-        return (
-            "which module calls ch.attention is not seen in compiled code. Give the module a "
-            "ch.nn.DotProductAttention(), and call it instead."
-        )
+        return "compiled code does not show which module calls ch.attention. Call its own ch.nn.DotProductAttention()."
     if is_inside_transform():
         what = "inside a transform of torch.func (vmap, grad)"
     elif get_nested_edges(call.mask) is not None:

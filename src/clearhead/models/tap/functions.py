@@ -67,10 +67,9 @@ def read(
         return masks.plus(Recorded(Causal(), align=align or "upper_left")) if is_causal or align is not None else masks
 
     place = Place(lambda t: t.reshape(shape), lambda output: output.reshape(*leading, *shape[2:]))
-    function = original(F, "scaled_dot_product_attention")
-    return InterceptedCall(
-        query, key, value, "sdpa", read_masks, place, scale=scale, dropout_p=dropout_p, function=function
-    )
+    call = InterceptedCall(query, key, value, "sdpa", read_masks, place, scale=scale, dropout_p=dropout_p)
+    call.function = original(F, "scaled_dot_product_attention")
+    return call
 
 
 def _four(
@@ -81,9 +80,8 @@ def _four(
     batch, heads = (leading[:-1], leading[-1:]) if len(leading) > 2 else (leading, (1,))
     if mask is not None and mask.ndim > 2:
         mask = mask.expand(*leading, -1, -1).reshape(-1, *heads, *mask.shape[-2:])
-    query, key, value = (
-        t.expand(*leading, -1, -1).reshape(batch.numel(), *heads, *t.shape[-2:]) for t in (query, key, value)
-    )
+    whole = (t.expand(*leading, -1, -1) for t in (query, key, value))
+    query, key, value = (t.reshape(batch.numel(), *heads, *t.shape[-2:]) for t in whole)
     return query, key, value, mask
 
 
@@ -137,12 +135,9 @@ def intercept_functions(handler: ModelHandler, innermost: bool = False) -> Itera
     prepare_compiler(_Mode.__torch_function__)
     handler.stack.around = _Below(handler) if innermost else _Mode(handler)
     overlooking = replaced(torch.overrides, "has_torch_function", _overlooked)
+    counting = replaced(F, "scaled_dot_product_attention", counted, innermost)
     try:
-        with (
-            overlooking,
-            flex.intercept_flex(handler, innermost),
-            replaced(F, "scaled_dot_product_attention", counted, innermost),
-        ):
+        with overlooking, flex.intercept_flex(handler, innermost), counting:
             yield
     except BaseException:
         _pop_left_modes(handler)

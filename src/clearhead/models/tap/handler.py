@@ -108,12 +108,9 @@ class ModelHandler(Handler):
     @property
     def unread(self) -> dict[str, str]:
         """Attention modules, with their classes, that made no call and computed attention in their own code."""
-        called = self.modules
-        return {
-            name: kind
-            for name, kind in self.own_code.items()
-            if not any(one == name or one.startswith(f"{name}.") for one in called)
-        }
+        called = [f"{name}." for name in self.modules]
+        around = {name for name in self.own_code if any(one.startswith(f"{name}.") for one in called)}
+        return {name: kind for name, kind in self.own_code.items() if name not in around}
 
     @property
     def modules(self) -> list[str]:
@@ -164,9 +161,8 @@ class ModelHandler(Handler):
         arguments of the modules that run could not be read, which say what is padding."""
         error = self.innermost.error
         if error is not None:
-            raise UnsupportedError(
-                f"{self.name(call)} runs in a module whose arguments cannot be read: {type(error).__name__}: {error}"
-            ) from error
+            what = f"{type(error).__name__}: {error}"
+            raise UnsupportedError(f"{self.name(call)}: arguments of a module cannot be read: {what}") from error
         what = why_unreadable(query, key)
         if what:
             raise UnsupportedError(f"{self.name(call)} called attention {what}.")

@@ -21,11 +21,11 @@ from clearhead.base.errors import UnsupportedError
 from clearhead.base.mode import assume_constant
 from clearhead.base.private import missing_name
 from clearhead.masks.causal import Causal
-from clearhead.models.tap import flex, told
+from clearhead.models.tap import flex
 from clearhead.models.tap.handler import Handler, ModelHandler
 from clearhead.models.tap.intercepted_call import InterceptedCall
-from clearhead.models.tap.keywords import MASKED, NAME
-from clearhead.models.tap.masks import MaskStore, Recorded, compact, made_of
+from clearhead.models.tap.keywords import MASKED, NAME, check_unmasked, documents, read_flash_masks, selected
+from clearhead.models.tap.masks import MaskStore, Recorded, Shape, compact, made_of
 from clearhead.models.tap.patch import replaced
 from clearhead.models.tap.place import Place
 from clearhead.models.tap.refused import uncompiled
@@ -80,9 +80,8 @@ def _intercepted(
         if args:
             bound = inspect.signature(function).bind_partial(None, None, None, None, None, *args)
             kwargs = {**dict(list(bound.arguments.items())[5:]), **kwargs}
-        call = InterceptedCall(
-            query, key, value, backend, function=function, module=module, mask=attention_mask, keywords=kwargs, own=own
-        )
+        call = InterceptedCall(query, key, value, backend, function=function, module=module, keywords=kwargs, own=own)
+        call.mask = attention_mask
         begun = handler.begin(lambda: call) if handler.traced else begin(handler, call)
         return handler.compute(begun, function, module, query, key, value, attention_mask, **kwargs)
 
@@ -172,13 +171,7 @@ def _without_parameter(own: str) -> tuple[str, ...]:
 
 
 def _masks(
-    store: MaskStore,
-    module: Any,
-    shape: tuple[int, int, int, int],
-    mask: Any,
-    backend: str,
-    own: str,
-    kwargs: dict[str, Any],
+    store: MaskStore, module: Any, shape: Shape, mask: Any, backend: str, own: str, kwargs: dict[str, Any]
 ) -> Recorded:
     """The mask and the keywords as this backend reads them. `shape`: (B, H, Lq, Lk)."""
     is_causal = kwargs.get("is_causal")
@@ -190,13 +183,13 @@ def _masks(
             f"the backend {backend!r} chooses blocks of keys in its kernel, which does not read the model's mask: "
             "such calls cannot be read. Load the model with attn_implementation='sdpa'."
         )
-    chosen = told.selected(module, kwargs, shape, masked=mask is not None) if read else None
+    chosen = selected(module, kwargs, shape, masked=mask is not None) if read else None
     if read and mask is None and "flash" not in backend and backend not in (NAME, MASKED):
-        told.check_unmasked(module, backend, shape, kwargs)
+        check_unmasked(module, backend, shape, kwargs)
     if mask is not None and not isinstance(mask, Tensor):  # a BlockMask
         found = flex.masks_of(store, mask.mask_mod).plus(store.convert(None, kwargs.get("position_bias")))
     elif own == "flash_attention_forward" or "flash" in backend:
-        found = told.masks(store, shape, mask, is_causal, kwargs)
+        found = read_flash_masks(store, shape, mask, is_causal, kwargs)
     else:
         if own == "flex_attention_forward" and mask is not None:  # it adds the mask of the first head for all heads
             mask = mask[:, :1, :, : shape[3]].to(torch.float32 if mask.dtype == torch.bool else mask.dtype)
@@ -213,5 +206,5 @@ def _masks(
         if alone and is_causal and shape[2] > 1 and kwargs.get("block_indices") is None:
             found = found.plus(Recorded(Causal(), align="upper_left"))
         if read:
-            found = found.plus(Recorded(told.documents(kwargs, shape[0], *shape[2:])))
+            found = found.plus(Recorded(documents(kwargs, shape[0], *shape[2:])))
     return found if chosen is None else found.plus(Recorded(compact(chosen)))

@@ -140,10 +140,8 @@ class Layers:
 
     def _named(self, stack: str, kind: str) -> str:
         """A short name of a stack, which the model's other stacks do not have; "" where there is no other."""
-        attend = [
-            name for name, own in self._classes.items() if own == kind or "attention" in own.lower() or "Attn" in own
-        ]
-        parts = (_starred(name).partition("*") for name in attend)
+        attends = {own: own == kind or "attention" in own.lower() or "Attn" in own for own in self._classes.values()}
+        parts = (_starred(name).partition("*") for name, own in self._classes.items() if attends[own])
         others = {before.rstrip(".") for before, number, _ in parts if number} - {stack}
         if not others or not stack:
             return ""

@@ -27,6 +27,8 @@ from clearhead.problem.problem import Problem, make_problem
 from clearhead.problem.visible import Visible, resolve
 from clearhead.scores.dot import Dot
 
+Shape = tuple[int, int, int, int]  # (B, H, Lq, Lk)
+
 
 class Made:
     """The pairs that a mask tensor allows, found once for all layers that are given the tensor.
@@ -66,7 +68,7 @@ def keep_made(mask: Tensor) -> Tensor:
     return mask
 
 
-def made_of(mask: Tensor | None, shape: tuple[int, int, int, int]) -> Made | None:
+def made_of(mask: Tensor | None, shape: Shape) -> Made | None:
     """The `Made` of this tensor for a call of these sizes, (B, H, Lq, Lk). None where the tensor has none, was written
     to since, or does not fit the call, of which `attention` tells.
 
@@ -141,11 +143,8 @@ class Recorded:
         if self.uniform is None:
             return self
         stop = torch.where(self.uniform[..., 0], 0, keys)
-        return (
-            Recorded(None, self.bias)
-            .plus(Recorded(Intervals(torch.zeros_like(stop), stop)))
-            .plus(Recorded(self.mask, align=self.align, by_rule=self.by_rule))
-        )
+        rest = Recorded(self.mask, align=self.align, by_rule=self.by_rule)
+        return Recorded(Intervals(torch.zeros_like(stop), stop), self.bias).plus(rest)
 
     def with_gradient(self, added: Tensor) -> Recorded:
         """The same with the gradient of `added`, whose values the bias has already: a 0 with this gradient is added."""

@@ -28,12 +28,7 @@ SOURCES = frozenset(("key_value_states", "encoder_hidden_states", "cross_attenti
 POSITIONS = ("cache_position", "position_ids")  # arguments with the positions of the queries
 
 # Modules whose masks of padding are named and meant as those of nn.Transformer.
-OF_TORCH = (
-    nn.TransformerEncoder,
-    nn.TransformerEncoderLayer,
-    nn.TransformerDecoder,
-    nn.TransformerDecoderLayer,
-)
+OF_TORCH = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.TransformerDecoder, nn.TransformerDecoderLayer)
 
 
 class Notes(Protocol):
@@ -111,11 +106,9 @@ class Running(NamedTuple):
         # masks and caches have other axes than the sequences, of which one is the first argument
         sequences = [shape for shape in given if 2 <= len(shape) == len(given[0])]
         batch, heads, keys, _ = key.shape
-        found = [side for shape in sequences for side in ((prod(shape[:-2]), shape[-2]), (prod(shape[1:-1]), shape[0]))]
-        return any(
-            length == keys and (count == batch or (heads == 1 and count > 0 and batch % count == 0))
-            for count, length in found
-        )
+        sides = [side for shape in sequences for side in ((prod(shape[:-2]), shape[-2]), (prod(shape[1:-1]), shape[0]))]
+        counts = [count for count, length in sides if length == keys]
+        return any(count == batch or (heads == 1 and count > 0 and batch % count == 0) for count in counts)
 
 
 class Stack:
@@ -209,10 +202,8 @@ class Stack:
     def running(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
         """A context in which this module of the model runs in this thread, called with these arguments."""
         stack = self._running.stack
-        with (
-            nullcontext() if stack else self._outermost(module),
-            self.inside(self._entered(module, args, kwargs, stack)),
-        ):
+        around = nullcontext() if stack else self._outermost(module)
+        with around, self.inside(self._entered(module, args, kwargs, stack)):
             yield
 
     @contextmanager
@@ -336,14 +327,14 @@ def _owners_of_forward(modules: Sequence[nn.Module]) -> Iterator[nn.Module | typ
             yield owner
 
 
-def kind_of(query: Tensor, key: Tensor) -> Kind:
+def kind_of(query: Tensor | None, key: Tensor | None) -> Kind:
     """The kind is self if both are one tensor, or the same view of one, else cross."""
     if query is key:
         return "self"
-    if query.is_nested or key.is_nested or not get_address(query):
+    if not (isinstance(query, Tensor) and isinstance(key, Tensor)) or query.is_nested or key.is_nested:
         return "cross"
     views = [(get_address(t), t.shape, t.stride()) for t in (query, key)]
-    return "self" if views[0] == views[1] else "cross"
+    return "self" if views[0] == views[1] and views[0][0] else "cross"
 
 
 def _entered(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], stack: list[Running]) -> Running:
@@ -358,9 +349,7 @@ def _entered(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], s
     second = not SOURCES.isdisjoint(named) and any(isinstance(named.get(source), Tensor) for source in SOURCES)
     attends = isinstance(module, nn.MultiheadAttention) or getattr(type(module), "projects_inputs", False)
     if attends:
-        query, key = named.get("query"), named.get("key")
-        tensors = isinstance(query, Tensor) and isinstance(key, Tensor)
-        second = kind_of(query, key) == "cross" if tensors else key is not query
+        second = kind_of(named.get("query"), named.get("key")) == "cross"
     kind: Kind = "cross" if second else "self"
     told = given(module.forward, named, told)
     if isinstance(module, OF_TORCH) or attends:

@@ -130,10 +130,8 @@ def of_call(told: Told, kind: str, problem: Problem, uniform: Tensor | None, fil
     sizes = problem.sizes
     batch, _, queries, keys = sizes.shape
     if kind == "cross":
-        own, source = (
-            None if t is None or t.shape != (batch, length) else t
-            for t, length in ((told.own, queries), (told.source, keys))
-        )
+        sides = (told.own, queries), (told.source, keys)
+        own, source = (None if t is None or t.shape != (batch, length) else t for t, length in sides)
         return _real(own, _unhidden(problem, uniform, kind, keys) if source is None else source, sizes)
     if (problem.visible, problem.bias, uniform) == (None, None, None):
         return None  # a sequence of the same length, such as the patches of an image

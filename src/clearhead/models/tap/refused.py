@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -12,6 +12,8 @@ from torch.compiler import is_dynamo_compiling
 from clearhead.base.contexts import has_compiled_code
 from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.torch_private import compiled_call, compiler_here, forward_is_compiled, skip_code, wraps_compiled
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -28,7 +30,8 @@ def validate_model(model: Any, who: str) -> None:
             shown = f"{type(model).__name__}.{name}" if name else "the model"
             raise UnsupportedError(
                 f"{shown} is compiled, which merges the calls that {who}() reads. Pass the model that was compiled, "
-                f"{who}(model._orig_mod); or, after model.compile(), a copy, {who}(copy.deepcopy(model))."
+                f"{who}(model._orig_mod); after model.compile() a copy, {who}(copy.deepcopy(model)); and put back a "
+                "compiled forward: del module.forward."
             )
 
 
@@ -69,7 +72,7 @@ def is_compiled_here() -> bool:
 WATCHED = "watch() records this attention call in eager code; compile with fullgraph=False"
 
 
-def uncompiled(function: Callable[..., Any], reason: str = WATCHED) -> Callable[..., Any]:
+def uncompiled(function: Function, reason: str = WATCHED) -> Function:
     """The function, which always runs in eager code: if the compiler traced it, it would record while compiling."""
-    apart: Callable[..., Any] = torch.compiler.disable(function, reason=reason)  # type: ignore[no-untyped-call]
+    apart: Function = torch.compiler.disable(function, reason=reason)  # type: ignore[no-untyped-call]
     return apart

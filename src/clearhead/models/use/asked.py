@@ -54,32 +54,22 @@ def asked(every: Any = 1, layers: Any = None, values: Any = False, gradients: An
 
 
 def asked_to_reduce(
-    reductions: Any,
-    every: Any = 1,
-    layers: Any = None,
-    heads: Any = None,
-    merge: Any = None,
-    fuse: Any = False,
-    who: str = "statistics",
+    reductions: Any, every: Any = 1, layers: Any = None, heads: Any = None, merge: Any = None, fuse: Any = False
 ) -> Asked:
-    """The arguments of `statistics`, checked. `who`: the function that was called."""
+    """The arguments of `statistics`, checked."""
     keep = tuple(reductions) if isinstance(reductions, list | tuple) else (reductions,)
     if not keep or not all(isinstance(one, Reduction) for one in keep):
-        raise ClearheadError(
-            f"statistics: reductions is {reductions!r}; expected reductions, such as [ch.reductions.Entropy()]."
-        )
+        raise ClearheadError(f"statistics: reductions is {reductions!r}; expected some, as [ch.reductions.Entropy()].")
     if any(isinstance(one, Output) for one in keep):
-        raise ClearheadError(
-            "statistics: reductions has an Output(value), whose values are of one call; a model makes many."
-        )
+        raise ClearheadError("statistics: reductions has an Output(value), whose values are of one call alone.")
     for one in keep:
         if type(one) is TopK:
             check_count(one.k, 1, "k of TopK", most=2**31 - 1)
     check_count(every, 1, "every")
-    layers = checked_layers(layers, who)
-    checked_positions(heads, f"{who}: heads")
+    layers = checked_layers(layers, "statistics")
+    checked_positions(heads, "statistics: heads")
     if not (merge is None or isinstance(merge, Means)):
         raise ClearheadError(f"statistics: merge is a {type(merge).__name__}; expected a ch.models.Means().")
     if not isinstance(fuse, bool) or (fuse and heads is not None):
         raise ClearheadError(f"statistics: fuse is {fuse!r}; True goes with all heads, whose pass gives the output.")
-    return Asked(keep, every, layers, heads, merge, fuse=fuse, who=who)
+    return Asked(keep, every, layers, heads, merge, fuse=fuse, who="statistics")

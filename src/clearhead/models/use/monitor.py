@@ -19,14 +19,14 @@ from clearhead.base.torch_private import compiler_here
 from clearhead.explanation.diagnosis.checks import entropy_collapse
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis
 from clearhead.models.table import Table
-from clearhead.models.tap.choice import Layers, check_layers
+from clearhead.models.tap.choice import Layers, check_layers, checked_layers
 from clearhead.models.tap.compiled import CompiledCalls
 from clearhead.models.tap.intercept import intercept
 from clearhead.models.tap.layers import LayerName, Site
 from clearhead.models.tap.patch import replacing
 from clearhead.models.tap.refused import is_compiled, prepare_compiler, refuse_compiled_code, uncompiled, validate_model
 from clearhead.models.use import missed
-from clearhead.models.use.asked import Asked, asked_to_reduce
+from clearhead.models.use.asked import Asked
 from clearhead.models.use.departure import Departure
 from clearhead.models.use.head_figures import COLUMNS, KEEP, compute_figures, make_rows
 from clearhead.models.use.recorder import Recorder
@@ -90,7 +90,7 @@ def monitor(
     """
     validate_model(model, "monitor")
     check_count(every, 1, "every")
-    what = asked_to_reduce(KEEP, layers=layers, who="monitor")
+    what = Asked(KEEP, 1, checked_layers(layers, "monitor"), None, None, who="monitor")
     call = _as_function(callback)
     refuse_compiled_code(model)
     return Monitor(model, every, call, what)
@@ -103,9 +103,7 @@ def _as_function(callback: Any) -> Callback | None:
             write(f"{column}/{row['module']}/{row['head']}", row[column], step) for row in rows for column in COLUMNS
         ]
     if callback is not None and not callable(callback):
-        raise ClearheadError(
-            f"monitor: callback is a {type(callback).__name__}; expected a function, or TensorBoard's SummaryWriter."
-        )
+        raise ClearheadError(f"monitor: callback is a {type(callback).__name__}; expected a function or SummaryWriter.")
     found: Callback | None = callback
     return found
 

@@ -63,6 +63,9 @@ from clearhead.problem.words import Words
 from clearhead.scores.base import ByTile, Score
 from clearhead.scores.dot import Dot
 
+# the record of a call; its query and key, before projections of the score; and its score and mask, as they were given
+Parts = tuple[Record, Tensor, Tensor, Score, Mask | None]
+
 
 class Recorder(ModelHandler):
     def __init__(self, model: nn.Module, asked: Asked, padding: Tensor | None = None) -> None:
@@ -144,7 +147,7 @@ class Recorder(ModelHandler):
                 "dropout: the two do not belong together. Pass model.eval(), or set the model's attention dropout to 0."
             )
         if call.problem is not None and call.arguments is not None:
-            return self._keep(call, site, *read(call.problem, call.arguments, self.copies), None)
+            return self._keep(call, site, read(call.problem, call.arguments, self.copies), None)
         with without_function_modes():  # else the watch's function mode would see each operation here
             query, key, _ = of_one_dtype(call.query.detach(), call.key.detach())
             query = copied(query) if self.copies else query
@@ -155,31 +158,20 @@ class Recorder(ModelHandler):
                 sizes, in_use = problem.sizes, filled(problem, masks.uniform, self.innermost)
                 if in_use < sizes.keys:  # empty slots of a static cache stand behind the last query
                     problem = problem._replace(sizes=sizes._replace(align=max(in_use - sizes.queries, 0)))
-        return self._keep(call, site, now(problem), query, problem.key, score, masks.mask, masks.uniform)
+        return self._keep(call, site, (now(problem), query, problem.key, score, masks.mask), masks.uniform)
 
     def _change(self, call: InterceptedCall, site: Site, problem: Problem, unmasked: Unmasked | None) -> Change | None:
         """The change that an edit makes to this call; None where no edit changes it."""
         if not editing():
             return None
-        module = next(
-            (number for number, known in self.stack.names.items() if known == site.name), id(self.innermost.module)
-        )
+        names = self.stack.names
+        module = next((number for number in names if names[number] == site.name), id(self.innermost.module))
         value = None if call.value is None else call.value.detach().to(problem.query.dtype)
         return change_of(module, problem._replace(value=value), call.dropout_p, unmasked, site.kind)
 
-    def _keep(
-        self,
-        given: InterceptedCall,
-        site: Site,
-        record: Record,
-        query: Tensor,
-        key: Tensor,
-        score: Score,
-        mask: Mask | None,
-        uniform: Tensor | None,
-    ) -> Any:
-        """Keep a call, as its edits change it. `score`, `mask`: as the caller gave them. Gives the call's result where
-        the statistics have computed it."""
+    def _keep(self, given: InterceptedCall, site: Site, parts: Parts, uniform: Tensor | None) -> Any:
+        """Keep a call, as its edits change it. Gives the call's result where the statistics have computed it."""
+        record, query, key, score, mask = parts
         innermost, place, dropped = self.innermost, given.place, bool(given.dropout_p)
         value = given.value if self._copies_values else None
         change = self._change(given, site, record.problem, unmasked(query, uniform))
@@ -342,8 +334,8 @@ def filled(problem: Problem, uniform: Tensor | None, running: Running) -> int:
     return max(int(stop.max(initial=0)), min(counted, keys)) or keys
 
 
-def read(problem: Problem, call: Arguments, copy: bool) -> tuple[Record, Tensor, Tensor, Score, Mask | None]:
-    """The record of a call; its query and key, before projections of the score; and its score and mask as given."""
+def read(problem: Problem, call: Arguments, copy: bool) -> Parts:
+    """The record and the parts of a call of clearhead's own attention."""
     kept = record(problem._replace(sizes=problem.sizes._replace(leading=None)), copy=copy)
     scores, given = kept.problem.scores, as_score(call.score)
     if not copy:
@@ -437,10 +429,8 @@ class Origins(Notes):
     def projected(
         self, inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor | None], last: Projection
     ) -> Origin:
-        layers = [
-            ran(f"in_proj, of {side},", _linear(weight, bias), x)
-            for side, x, weight, bias in zip(SIDES, inputs, weights, biases, strict=True)
-        ]
+        each = zip(SIDES, inputs, weights, biases, strict=True)
+        layers = [ran(f"in_proj, of {side},", _linear(weight, bias), x) for side, x, weight, bias in each]
         return Origin(layers, len(layers), [writer("out_proj", _linear(*last))])
 
 

@@ -34,11 +34,11 @@ from clearhead.problem.region import Region
 from clearhead.problem.regions import cut
 from clearhead.scores.base import Pairwise
 
+Part = tuple[list[Edit], slice, tuple[int, ...], np.ndarray]  # edits, sequences, heads, rows of queries, bool (Lq,)
+
 
 class Change(NamedTuple):
     """A call, its place in the sequence, and its changed parts.
-
-    A part: the edits, the sequences, the heads, and the rows of queries, bool (Lq,).
 
     `inside`: a context that is entered while edits are called, since an edit of the caller's own may compute attention,
     which is not a call of the model.
@@ -46,7 +46,7 @@ class Change(NamedTuple):
 
     problem: Problem
     spot: Spot
-    regions: list[tuple[list[Edit], slice, tuple[int, ...], np.ndarray]]
+    regions: list[Part]
     inside: AbstractContextManager[None]
 
 
@@ -145,9 +145,7 @@ def gone(edits: Sequence[Edit], spot: Spot) -> np.ndarray:
             continue
         if not isinstance(keys, np.ndarray) or keys.dtype != bool or keys.shape != found.shape:
             got = f"{keys.shape} of {keys.dtype}" if isinstance(keys, np.ndarray) else f"a {type(keys).__name__}"
-            raise ShapeError(
-                f"{type(one).__name__}.removed gave {got}; expected bools of the keys, {found.shape}, or None."
-            )
+            raise ShapeError(f"{type(one).__name__}.removed gave {got}; expected bool {found.shape}, or None.")
         found |= keys
     return found
 
@@ -280,6 +278,6 @@ def same(one: Any, other: Any) -> bool:
     """Whether two tensors, or two numbers, are the same."""
     if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
         return bool(one == other)
-    return one is other or (
-        one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
-    )
+    if one is other or one.shape != other.shape:
+        return one is other
+    return bool(((one == other) | ((one != one) & (other != other))).all())

@@ -27,7 +27,7 @@ from clearhead.models.tap.modules import Kind
 from clearhead.models.tap.patch import replaced
 from clearhead.models.tap.refused import validate_model
 from clearhead.models.use.edits.base import Edit
-from clearhead.models.use.edits.changed import Change, changed
+from clearhead.models.use.edits.changed import Change, Part, changed
 from clearhead.models.use.edits.recorded import RanEdited, with_weights
 from clearhead.models.use.edits.spot import Spot, Unmasked, spot_of
 from clearhead.problem.problem import Problem
@@ -85,11 +85,8 @@ _lock = threading.Lock()
 
 @contextmanager
 def _editing(editor: Editor) -> Iterator[None]:
-    with (
-        _among_others(editor),
-        intercept(editor, innermost=True),  # all other handlers see the edited call
-        following_checkpoints(editor),
-    ):
+    # innermost: all other handlers see the edited call
+    with _among_others(editor), intercept(editor, innermost=True), following_checkpoints(editor):
         yield
     editor.check_used()
     if editor.unread and any(one.layers is None for one in editor.edits):
@@ -278,9 +275,7 @@ class Editor(ModelHandler):
         regions = list(self._regions(problem, edits, spot, spot.site.name))
         return Change(problem, spot, regions, self.inside) if regions else None
 
-    def _regions(
-        self, problem: Problem, edits: list[int], spot: Spot, name: str
-    ) -> Iterator[tuple[list[Edit], slice, tuple[int, ...], np.ndarray]]:
+    def _regions(self, problem: Problem, edits: list[int], spot: Spot, name: str) -> Iterator[Part]:
         """The parts of a call: sequences, heads and queries (rows of this call) that the same edits change."""
         heads = np.zeros((len(edits), problem.sizes.heads), dtype=bool)
         rows = np.zeros((len(edits), problem.sizes.queries), dtype=bool)
@@ -297,9 +292,7 @@ class Editor(ModelHandler):
     def _batches(self, edits: list[int], batch: int) -> Iterator[tuple[slice, list[int]]]:
         """Sequences that the same edits change, and the places of these edits in the list."""
         if any((self.edits[number].sequences.stop or 0) > batch for number in edits):
-            raise UnsupportedError(
-                f"a call of {batch} sequences, however many the inputs have, is one of all cells. Pass batch=1."
-            )
+            raise UnsupportedError(f"a call of {batch} sequences is one of all cells of a sweep. Pass batch=1.")
         places = [range(batch)[self.edits[number].sequences] for number in edits]
         edges = sorted({0, batch, *(edge for place in places for edge in (place.start, place.stop))})
         for start, stop in itertools.pairwise(edges):

@@ -37,9 +37,8 @@ class FromRun:
             if has_no_values(self.source):
                 raise ClearheadError(f"{who}: source has a shape alone (meta or fake); expected a tensor with values.")
             if self.source.ndim != 4:
-                raise ShapeError(
-                    f"{who}: source has shape {tuple(self.source.shape)}; expected (B, H, L, E) or (B, H, Lq, Lk)."
-                )
+                shape = tuple(self.source.shape)
+                raise ShapeError(f"{who}: source has shape {shape}; expected (B, H, L, E), or (B, H, Lq, Lk).")
             return
         calls = source.calls if isinstance(source, Calls) else [source]
         if not all(isinstance(call, AttentionCall) for call in calls):

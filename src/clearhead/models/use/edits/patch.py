@@ -170,10 +170,8 @@ class Patch(Edit):
                 f"{type(self).__name__}: the source's weights of {call.layer} are {theirs.sizes.shape} (B, H, Lq, Lk), "
                 f"and this call's are {whole}. Pass a run on as many texts of the same length."
             )
-        own = cut(
-            theirs._replace(value=None, sizes=theirs.sizes._replace(leading=None)),
-            Region(heads=slice(spot.heads.start, spot.heads.stop)),
-        )
+        theirs = theirs._replace(value=None, sizes=theirs.sizes._replace(leading=None))
+        own = cut(theirs, Region(heads=slice(spot.heads.start, spot.heads.stop)))
         if own.groups != problem.groups:
             own, problem = _by_head(own), _by_head(problem)
         return problem._replace(

@@ -102,9 +102,8 @@ def _edited(change: Change, score: Score, query: Tensor, uniform: Tensor | None,
             times = times * (some - every).masked_fill((some == -torch.inf) | (every == -torch.inf), -torch.inf).exp()
         factor = torch.where(inside, _among(times, run, sizes.heads), factor)
         if new.visible is not own.visible:
-            found = found._replace(
-                visible=_where(inside, _of_all(new.visible, run, new.sizes, sizes), found.visible, sizes)
-            )
+            seen = _of_all(new.visible, run, new.sizes, sizes)
+            found = found._replace(visible=_where(inside, seen, found.visible, sizes))
         bias, pairs = new.bias, inside.unsqueeze(-1)
         if new.scores is not own.scores:
             if _another_query(score, own, new):

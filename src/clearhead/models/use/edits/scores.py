@@ -84,9 +84,7 @@ class ForceMask(Edit):
     ) -> None:
         super().__init__(layers, heads, queries)
         if not isinstance(mask, Mask | Tensor | np.ndarray):
-            raise ClearheadError(
-                f"ForceMask: mask is {brief(mask)}; expected a Mask, such as Causal(), or a bool tensor."
-            )
+            raise ClearheadError(f"ForceMask: mask is {brief(mask)}; expected a Mask or a bool tensor (True: allowed).")
         if isinstance(mask, DenseMask):
             mask = mask.keep
         if not isinstance(mask, Mask):
@@ -127,9 +125,7 @@ class AddBias(Edit):
     ) -> None:
         super().__init__(layers, heads, queries)
         if not isinstance(bias, Bias | Tensor | np.ndarray):
-            raise ClearheadError(
-                f"AddBias: bias is {brief(bias)}; expected a Bias, such as ALiBi(num_heads), or a float tensor."
-            )
+            raise ClearheadError(f"AddBias: bias is {brief(bias)}; expected a Bias, as ALiBi(8), or a float tensor.")
         self.bias: Bias | Tensor = bias if isinstance(bias, Bias) else to_tensor(bias, "AddBias: bias")
         if isinstance(self.bias, Tensor):
             check_float(self.bias, "AddBias: bias")

@@ -20,6 +20,9 @@ from clearhead.inspection.weights import Weights
 from clearhead.models.tap.refused import uncompiled
 from clearhead.models.use.lazy.of_model import OfModel, PartOfModel
 
+ModelSource = OfModel | PartOfModel
+Device = torch.device | None
+
 
 class Dense:
     """Counts the dense tensors that lazy weights were made into, for as long as their memory is held.
@@ -101,7 +104,7 @@ class LazyAttention(Tensor):
     from these weights; `Weights.gradients` has that gradient.
     """
 
-    _source: OfModel | PartOfModel
+    _source: ModelSource
     _kept: tuple[bool, bool]
     _most: int | None
     _known: Weights | None
@@ -173,7 +176,7 @@ class LazyAttention(Tensor):
 
 
 def make_lazy(
-    source: OfModel | PartOfModel,
+    source: ModelSource,
     kept: tuple[bool, bool],
     shape: tuple[int, ...],
     dtype: torch.dtype,
@@ -210,9 +213,8 @@ class _Node(torch.autograd.Function):
         again = torch.is_grad_enabled()
         with torch.enable_grad():
             dense = Weights(ctx.source).dense(None)
-            found = torch.autograd.grad(
-                dense, ctx.learnt, grad.reshape(dense.shape).to(dense), create_graph=again, allow_unused=True
-            )
+            grad = grad.reshape(dense.shape).to(dense)
+            found = torch.autograd.grad(dense, ctx.learnt, grad, create_graph=again, allow_unused=True)
         return None, *found
 
 
@@ -220,16 +222,13 @@ class _Node(torch.autograd.Function):
 
 
 def _lazily(
-    self: LazyAttention,
-    source: OfModel | PartOfModel | None = None,
-    dtype: torch.dtype | None = None,
-    device: torch.device | None = None,
+    self: LazyAttention, source: ModelSource | None = None, dtype: torch.dtype | None = None, device: Device = None
 ) -> LazyAttention:
     shape = tuple(self.shape)
     return make_lazy(source or self._source, self._kept, shape, dtype or self.dtype, device or self.device, self._most)
 
 
-def _detached(source: OfModel | PartOfModel) -> OfModel | PartOfModel:
+def _detached(source: ModelSource) -> ModelSource:
     return source.without_graph() if source.learnt else source
 
 
@@ -336,8 +335,7 @@ def _whole(self: LazyAttention) -> Tensor:
 def _computed(self: LazyAttention, compute: Callable[[], Tensor], shape: tuple[int, ...]) -> Tensor:
     if get_mode().compiled:
         reason = "lazy attention weights are computed in eager code; compile with fullgraph=False"
-        found: Tensor = uncompiled(_computed, reason)(self, compute, shape)
-        return found
+        return uncompiled(_computed, reason)(self, compute, shape)
     size = torch.Size(shape).numel() * self.dtype.itemsize
 
     def error(standing: int) -> ClearheadError:

@@ -101,12 +101,9 @@ class _Lazily(Handler):
 
     def before(self, call: InterceptedCall) -> None:
         module = call.module
-        if (
-            module is None
-            or self.marks.attribute not in module.__dict__
-            or not _asked(call.keywords)
-            or get_mode().backward
-        ):
+        if module is None or self.marks.attribute not in module.__dict__:
+            return
+        if not _asked(call.keywords) or get_mode().backward:
             return
         call.state = module, None, None
         try:
@@ -149,10 +146,8 @@ class _Lazily(Handler):
         call.check(name)
         with without_function_modes():
             masks = read_keywords(call, self.masks).masks
-            added = {
-                "attention mask": call.mask,
-                "position bias": applied(call.own, call.keywords).get("position_bias"),
-            }
+            bias = applied(call.own, call.keywords).get("position_bias")
+            added = {"attention mask": call.mask, "position bias": bias}
             source = OfModel(query, call.key, call.score, masks, call.sinks, added)
             if editing():
                 dense = _edited(source, call, masks.uniform, self._max_bytes)

@@ -20,6 +20,8 @@ from clearhead.problem.region import Region
 from clearhead.problem.regions import cut
 from clearhead.scores.dot import Dot
 
+Named = Mapping[str, Tensor | None]
+
 
 class OfModel(Source):
     """An attention call of a model.
@@ -31,13 +33,7 @@ class OfModel(Source):
     """
 
     def __init__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        score: Dot,
-        masks: Recorded,
-        sinks: Tensor | None,
-        added: Mapping[str, Tensor | None],
+        self, query: Tensor, key: Tensor, score: Dot, masks: Recorded, sinks: Tensor | None, added: Named
     ) -> None:
         given = {"query": query, "key": key, "sinks": sinks}
         self._tensors = {name: _kept(t) for name, t in given.items() if t is not None}
@@ -70,11 +66,8 @@ class OfModel(Source):
     def without_graph(self) -> OfModel:
         """The same source, detached. It shares its tensors with this one."""
         new = object.__new__(OfModel)
-        new.__dict__ = self.__dict__ | {
-            "_tensors": {name: tensor.detach() for name, tensor in self._tensors.items()},
-            "_added": {},
-            "_problem": None,
-        }
+        new.__dict__ = self.__dict__ | {"_added": {}, "_problem": None}
+        new._tensors = {name: tensor.detach() for name, tensor in self._tensors.items()}
         return new
 
     def check(self) -> None:

@@ -54,9 +54,7 @@ def batches(texts: Any, tokenizer: Any, most: int, length: int | None) -> Iterat
 def _windows(texts: Any) -> Iterator[dict[int, str]]:
     """The texts with their numbers, one window at a time."""
     if isinstance(texts, str | bytes | Mapping | Tensor) or not isinstance(texts, Iterable):
-        raise ClearheadError(
-            f"survey: texts is a {type(texts).__name__}; expected strings, or rows with a 'text'. One text: [text]."
-        )
+        raise ClearheadError(f"survey: texts is a {type(texts).__name__}; expected a list of texts; of one, [text].")
     numbered = enumerate(texts)
     while window := {number: _text(number, given) for number, given in islice(numbered, WINDOW)}:
         yield window

@@ -67,9 +67,7 @@ def rank_of(rank: Any, state: Any) -> tuple[int, int]:
         rank = tuple(int(one) if one.isdecimal() else one for one in given)
     two = isinstance(rank, tuple | list) and len(rank) == 2 and all(type(one) is int for one in rank)
     if not two or not 0 <= rank[0] < rank[1]:
-        raise ClearheadError(
-            f"survey: rank is {rank!r}; expected (number, of how many), such as (0, 2), or None: RANK, WORLD_SIZE."
-        )
+        raise ClearheadError(f"survey: rank is {rank!r}; expected (number, of how many), such as (0, 2), or None.")
     if rank[1] > 1 and state is None:
         raise ClearheadError(f"survey: {rank[1]} ranks share a folder: pass state=, which all of them can reach.")
     return rank[0], rank[1]
@@ -90,9 +88,7 @@ def length_of(model: Any, tokenizer: Any, asked_for: int | None) -> int | None:
         return most
     check_count(asked_for, 1, "survey: max_length")
     if most is not None and asked_for > most:
-        raise ClearheadError(
-            f"survey: max_length is {asked_for}, and {type(model).__name__} takes at most {most} tokens."
-        )
+        raise ClearheadError(f"survey: max_length is {asked_for}, and the model takes at most {most} tokens.")
     return asked_for
 
 
@@ -129,10 +125,8 @@ def settings_of(model: nn.Module, kept: Kept, batch: int, max_length: int | None
 
 def _said(reduction: Any) -> str:
     """A reduction with its settings, all numbers of its tensors among them."""
-    each = {
-        name: contents(value) if isinstance(value, torch.Tensor | np.ndarray) else value
-        for name, value in vars(reduction).items()
-    }
+    arrays = torch.Tensor | np.ndarray
+    each = {name: contents(value) if isinstance(value, arrays) else value for name, value in vars(reduction).items()}
     return without_addresses(f"{type(reduction).__qualname__}({each})")
 
 

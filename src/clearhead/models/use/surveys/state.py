@@ -170,10 +170,8 @@ def _parts(raw: bytes) -> tuple[Done, dict[str, str], str]:
     about = json.loads(header[HEADER])
     written = require("safetensors.torch", "models", "the state of a survey").load(raw)
     sums = {json.loads(f'"{name}"'): tensor for name, tensor in written.items()}
-    examples, spread = (
-        {name.removeprefix(begins): sums.pop(name) for name in list(sums) if name.startswith(begins)}
-        for begins in (EXAMPLES, SPREAD)
-    )
+    parts = ([name for name in sums if name.startswith(begins)] for begins in (EXAMPLES, SPREAD))
+    examples, spread = ({name.partition(" ")[2]: sums.pop(name) for name in names} for names in parts)
     ids = sums.pop(IDS, torch.empty(0, 0, dtype=torch.int32, device="cpu"))
     counts = {name: about[name] for name in ("texts", "tokens", "truncated", "modules")}
     found = Done(**counts, sums=sums, examples=examples, ids=ids, spread=spread)
