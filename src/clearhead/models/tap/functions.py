@@ -174,7 +174,7 @@ class _Mode(TorchFunctionMode):
                 return self.see(handler, func, args, kwargs)
             if handler.idle:
                 return func(*args, **kwargs)
-            call = begin_function(handler, func, args, kwargs)
+            call = handler.begin(lambda: READERS.get(func, read)(handler, *args, **kwargs))
             with handler.inside:  # not `handler.compute`, to be one frame less for each call
                 result = func(*args, **kwargs)
             return result if call is None else handler.after(call, result)
@@ -221,16 +221,11 @@ class _Below(threading.local, AbstractContextManager[None]):
         self._entered.pop().__exit__(*error)
 
 
-def begin_function(
-    handler: ModelHandler, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> InterceptedCall | None:
-    return handler.begin(lambda: READERS.get(func, read)(handler, *args, **kwargs))
-
-
 def _see(handler: ModelHandler, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if handler.idle:
         return func(*args, **kwargs)
-    return handler.compute(begin_function(handler, func, args, kwargs), func, *args, **kwargs)
+    call = handler.begin(lambda: READERS.get(func, read)(handler, *args, **kwargs))
+    return handler.compute(call, func, *args, **kwargs)
 
 
 def _overlooked(has_torch_function: Callable[..., bool]) -> Callable[..., bool]:

@@ -20,6 +20,7 @@ from clearhead.models.tap.padding import Told, given, given_to_torch, parameters
 from clearhead.models.tap.patch import replaced, restored
 
 Kind = Literal["self", "cross"]
+Tensors = Sequence[Tensor]
 Projection = tuple[Tensor, Tensor | None]  # weight and bias
 
 # The names of the arguments from which the keys of cross attention come.
@@ -37,14 +38,10 @@ class Notes(Protocol):
     def begun(self, kwargs: dict[str, Any]) -> Any:
         """A module has been called with these keywords. Gives the object that takes notes of the layers inside it."""
 
-    def ended(
-        self, around: Any, inside: Any, module: nn.Module, args: tuple[Any, ...], kwargs: Any, result: Any, name: str
-    ) -> None:
+    def ended(self, around: Any, inside: Running, result: Any, name: str) -> None:
         """A module has run: add it to the notes of the module around it, in which it has this name."""
 
-    def projected(
-        self, inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor | None], last: Projection
-    ) -> Any:
+    def projected(self, inputs: Tensors, weights: Tensors, biases: Sequence[Tensor | None], last: Projection) -> Any:
         """The origin of a query, key and value that a function of PyTorch's has projected from these inputs. `last`:
         weight and bias of its projection of the heads."""
 
@@ -170,10 +167,10 @@ class Stack:
             try:
                 result = call(module, *args, **kwargs)
             finally:
-                inside = stack.pop().noted
-            if self.notes is not None and around.noted is not None and inside is not None:
+                inside = stack.pop()
+            if self.notes is not None and around.noted is not None and inside.noted is not None:
                 name = self.names[id(module)].removeprefix(f"{self.names[id(around.module)]}.")
-                self.notes.ended(around.noted, inside, module, args, kwargs, result, name)
+                self.notes.ended(around.noted, inside, result, name)
             return result
 
         return _call_impl

@@ -59,7 +59,9 @@ def asked_to_reduce(
     """The arguments of `statistics`, checked."""
     keep = tuple(reductions) if isinstance(reductions, list | tuple) else (reductions,)
     if not keep or not all(isinstance(one, Reduction) for one in keep):
-        raise ClearheadError(f"statistics: reductions is {reductions!r}; expected some, as [ch.reductions.Entropy()].")
+        raise ClearheadError(
+            f"statistics: reductions is {reductions!r}; expected reductions, as ch.reductions.Entropy()."
+        )
     if any(isinstance(one, Output) for one in keep):
         raise ClearheadError("statistics: reductions has an Output(value), whose values are of one call alone.")
     for one in keep:

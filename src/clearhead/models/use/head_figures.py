@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clearhead.inspection.reductions.base import Reduction, arange
+from clearhead.inspection.reductions.base import Reduction
 from clearhead.inspection.reductions.entropy import Entropy
 from clearhead.inspection.reductions.max_score import MaxScore
 from clearhead.inspection.reductions.sink_share import SinkShare
@@ -42,12 +42,9 @@ class ToSinks(Reduction):
 
 def _find_first_key(problem: Problem) -> Tensor:
     """A tensor (B or 1, Lk, 1) with 1 at the first key that some query of the sequence may see, and 0 elsewhere."""
-    sizes = problem.sizes
-    place = arange(sizes.keys, sizes.device)
-    if problem.spans is None:
-        first = place == 0
-        return first.to(problem.key.dtype).view(1, -1, 1)
-    keys = seen(problem.spans, sizes)[0].any(1)  # (B or 1, Lk)
+    sizes, spans = problem.sizes, problem.spans
+    every = torch.ones(1, sizes.keys, dtype=torch.bool, device=sizes.device)
+    keys = every if spans is None else seen(spans, sizes)[0].any(1)  # (B or 1, Lk)
     first = keys & (keys.cumsum(-1) == 1)
     return first.to(problem.key.dtype).unsqueeze(-1)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from torch import nn
 
@@ -11,14 +11,6 @@ from clearhead.base.text import listed
 from clearhead.models.tap.layers import Site
 from clearhead.models.tap.transformers_private import named_backend
 from clearhead.models.use.departure import Departure
-
-
-def fits_none(padding: Sequence[int], sizes: Iterable[tuple[int, int]]) -> str:
-    """`padding`: its shape. `sizes`: batch and keys of the calls."""
-    return (
-        f"watch: padding has shape {tuple(padding)}, and the calls have (batch, keys) "
-        f"{', '.join(map(str, sorted(sizes)[:6]))}. Pass the attention mask of the model's batch, (B, L)."
-    )
 
 
 def lost(calls: int) -> str:

@@ -40,7 +40,7 @@ from clearhead.models.tap.intercept import intercept
 from clearhead.models.tap.intercepted_call import InterceptedCall, of_one_dtype
 from clearhead.models.tap.keywords import MASKED, NAME, dot
 from clearhead.models.tap.layers import Site
-from clearhead.models.tap.modules import Notes, Projection, Running
+from clearhead.models.tap.modules import Notes, Projection, Running, Tensors
 from clearhead.models.tap.padding import as_said, fits
 from clearhead.models.tap.padding import of_call as padding_of
 from clearhead.models.tap.patch import wrappers
@@ -397,17 +397,16 @@ class Origins(Notes):
         layers.turn(kwargs.get("position_embeddings"))
         return layers
 
-    def ended(
-        self, around: Any, inside: Any, module: nn.Module, args: tuple[Any, ...], kwargs: Any, result: Any, name: str
-    ) -> None:
+    def ended(self, around: Any, inside: Running, result: Any, name: str) -> None:
         # a layer that cannot be read is not among the layers that were found; the watch's function mode costs more than
         # what is read here
         with suppress(Exception), without_function_modes():
-            one = noted(around, inside, module, args, kwargs, result, name)
-            if one is not None and one.kind is Linear and not self._written_around(one, inside) and self._unwritten:
+            layers = inside.noted
+            one = noted(around, layers, inside.module, inside.args, inside.kwargs, result, name)
+            if one is not None and one.kind is Linear and not self._written_around(one, layers) and self._unwritten:
                 with without_autocast(one.x.device):
                     self._written(one, result)
-        around.add(name, inside)
+        around.add(name, inside.noted)
 
     def _written(self, one: Ran, result: Tensor) -> None:
         for waiting in reversed(tuple(self._unwritten)):
@@ -426,9 +425,7 @@ class Origins(Notes):
         self._newest.writers.append(writer(one.name, one.source))
         return True
 
-    def projected(
-        self, inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor | None], last: Projection
-    ) -> Origin:
+    def projected(self, inputs: Tensors, weights: Tensors, biases: Sequence[Tensor | None], last: Projection) -> Origin:
         each = zip(SIDES, inputs, weights, biases, strict=True)
         layers = [ran(f"in_proj, of {side},", _linear(weight, bias), x) for side, x, weight, bias in each]
         return Origin(layers, len(layers), [writer("out_proj", _linear(*last))])
@@ -490,7 +487,10 @@ def recorded(recorder: Recorder, given: Callable[[Recorder], Given]) -> Iterator
     if recorder.missing:
         elsewhere.append(missed.left_out(recorder.missing, "in the record"))
     if recorder.sizes and recorder.padding is not None and not recorder.fitted and recorder.asked.layers is None:
-        raise ShapeError(missed.fits_none(recorder.padding.shape, recorder.sizes))
+        raise ShapeError(
+            f"watch: padding has shape {tuple(recorder.padding.shape)}, and the calls have (batch, keys) "
+            f"{', '.join(map(str, sorted(recorder.sizes)[:6]))}. Pass the attention mask of the model's batch, (B, L)."
+        )
     for said in elsewhere:
         warnings.warn(said, stacklevel=5)  # points at the caller's `with` statement
     if recorder.unread and recorder.asked.layers is None:

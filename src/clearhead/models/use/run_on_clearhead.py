@@ -72,8 +72,7 @@ def run_on_clearhead(model: Model, *, layout: Layout | None = None) -> Model:
     transformers = require("transformers", "models", "run_on_clearhead")
     if not isinstance(model, transformers.PreTrainedModel):
         raise ClearheadError(
-            f"run_on_clearhead takes a model of transformers; got a {type(model).__name__}. Where that wraps one, "
-            "pass the model inside it."
+            f"run_on_clearhead takes a model of transformers; got a {type(model).__name__}: pass the model inside it."
         )
     if layout is not None:
         check_layout(layout)
@@ -193,10 +192,7 @@ def _refuse(model: Any, layout: Layout) -> None:
     if empty := [rank for rank in range(layout.ranks) if not layout.count(rank)]:
         raise ClearheadError(f"{layout} gives rank {empty[0]} no position: use one with some for each rank.")
     for why in _reasons(model):
-        raise UnsupportedError(
-            f"{type(model).__name__} cannot be given a layout: {why}. Run it with run_on_clearhead(model), whole "
-            "sequences on each rank."
-        )
+        raise UnsupportedError(f"{type(model).__name__} cannot be given a layout: {why}. Use run_on_clearhead(model).")
 
 
 def _reasons(model: Any) -> Iterator[str]:

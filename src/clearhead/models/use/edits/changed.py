@@ -245,9 +245,9 @@ def check_steady(problem: Problem, edits: Sequence[Edit], spot: Spot, name: str)
     for one in edits:
         if ours(one):
             continue
-        first, second = ((before(problem, [one], spot), gone([one], spot), factor_of([one])) for _ in range(2))
-        alike = _same_problem(first[0], second[0]) and np.array_equal(first[1], second[1])
-        if not (alike and (first[2] == second[2])):
+        answers = ((before(problem, [one], spot), gone([one], spot), factor_of([one])) for _ in range(2))
+        problems, removed, factors = zip(*answers, strict=True)
+        if not (_same_problem(*problems) and np.array_equal(*removed) and factors[0] == factors[1]):
             raise _unsteady(name, one)
 
 

@@ -43,8 +43,7 @@ class FromRun:
         calls = source.calls if isinstance(source, Calls) else [source]
         if not all(isinstance(call, AttentionCall) for call in calls):
             raise ClearheadError(
-                f"{who}: source is a {type(source).__name__}; expected a recording of watch(model, values=True), one "
-                "of its calls, or a tensor (B, H, L, E)."
+                f"{who}: source is a {type(source).__name__}; expected a recording, a call or a tensor."
             )
 
     def __repr__(self) -> str:

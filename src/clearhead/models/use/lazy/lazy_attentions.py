@@ -63,23 +63,17 @@ def lazy_attentions(model: Model, *, max_bytes: int | None = DENSE_BYTES) -> Abs
     and copied where a cache is written over: O(Lq + Lk) memory. A query or key that is written to later is an error
     where the weights are read.
     """
-    check_max_bytes(max_bytes)
+    if max_bytes is not None:
+        check_count(max_bytes, 0, "max_bytes", most=2**63 - 1)
     validate_model(model, "lazy_attentions")
     library = require("transformers", "models", "lazy_attentions")
     parts = [part for part in model.modules() if isinstance(part, library.PreTrainedModel)]
     if not any(map(takes_backends, parts)):
         raise ClearheadError(
-            f"lazy_attentions: {type(model).__name__} "
-            + ("computes attention in its own code, and not" if parts else "holds no model that computes attention")
-            + " through the attention interface of transformers, where its weights could be taken from. "
-            "Other modules can be watched: ch.watch(model)."
+            f"lazy_attentions: {type(model).__name__} holds no model that attends through the attention interface of "
+            "transformers. Other modules can be watched: ch.watch(model)."
         )
     return Managed("models.lazy_attentions(...)", lambda: _lazily(model, max_bytes))
-
-
-def check_max_bytes(given: Any) -> None:
-    if given is not None:
-        check_count(given, 0, "max_bytes", most=2**63 - 1)
 
 
 @contextmanager
@@ -133,7 +127,7 @@ class _Lazily(Handler):
     def _compare(self, module: nn.Module, source: OfModel, value: Tensor, output: Tensor) -> None:
         """Compare the first output of a layer with its lazy weights: a function of another project may add to them."""
         self._compared.add(id(module))
-        uniform = None if source.uniform is None else source.uniform[..., 0]
+        uniform = None if source.masks.uniform is None else source.masks.uniform[..., 0]
         with suppress(Exception), without_function_modes(), without_autocast(value.device):
             found = departure(source.without_graph(), value.detach(), output.detach().transpose(1, 2), (uniform,))
             if found.departs:
@@ -153,7 +147,7 @@ class _Lazily(Handler):
                 dense = _edited(source, call, masks.uniform, self._max_bytes)
                 if dense is not None:
                     return dense, None
-            found = make_lazy(source, (True, True), source.shape, query.dtype, source.device, self._max_bytes)
+            found = make_lazy(source, (True, True), source.shape, query.dtype, query.device, self._max_bytes)
             if query.shape[2] == 1 and not source.learnt:
                 return found.weights.dense(None).to(query.dtype), source
             return found, source

@@ -39,7 +39,7 @@ class OfModel(Source):
         self._tensors = {name: _kept(t) for name, t in given.items() if t is not None}
         self._added = {name: t for name, t in added.items() if t is not None and _followed(t)}
         self._score = score
-        self._masks = masks
+        self.masks = masks
         self._reads = Versions((self._tensors | self._added).items())
         self._problem: Problem | None = None
 
@@ -49,19 +49,10 @@ class OfModel(Source):
         return [tensor for tensor in (self._tensors | self._added).values() if tensor.requires_grad]
 
     @property
-    def uniform(self) -> Tensor | None:
-        """The queries to which a finite mask allows no key: see `Recorded`."""
-        return self._masks.uniform
-
-    @property
     def shape(self) -> tuple[int, int, int, int]:
         """The shape of the weights, (B, H, Lq, Lk)."""
         query, key = self._tensors["query"], self._tensors["key"]
         return query.shape[0], query.shape[1], query.shape[2], key.shape[2]
-
-    @property
-    def device(self) -> torch.device:
-        return self._tensors["query"].device
 
     def without_graph(self) -> OfModel:
         """The same source, detached. It shares its tensors with this one."""
@@ -91,7 +82,7 @@ class OfModel(Source):
     def _made(self) -> Problem:
         query, key, sinks = self._tensors["query"], self._tensors["key"], self._tensors.get("sinks")
         dtype = torch.promote_types(query.dtype, key.dtype)  # under autocast the dtypes may differ
-        masks = self._masks
+        masks = self.masks
         with without_function_modes():
             for tensor in self._added.values():
                 masks = masks.with_gradient(tensor)
@@ -101,7 +92,7 @@ class OfModel(Source):
         return with_value(self.problem(), value)
 
     def said(self) -> dict[str, Any]:
-        return {"score": self._score, "mask": self._masks.mask}
+        return {"score": self._score, "mask": self.masks.mask}
 
 
 class PartOfModel(DerivedSource):
@@ -110,10 +101,7 @@ class PartOfModel(DerivedSource):
     def __init__(self, whole: OfModel | PartOfModel, batch: slice, heads: slice) -> None:
         super().__init__(whole)
         self.whole, self._region = whole, Region(batch, heads)
-
-    @property
-    def learnt(self) -> list[Tensor]:
-        return self.whole.learnt
+        self.learnt: list[Tensor] = whole.learnt
 
     def without_graph(self) -> PartOfModel:
         return PartOfModel(self.whole.without_graph(), self._region.batch, self._region.heads)

@@ -64,10 +64,7 @@ def _text(number: int, given: Any) -> str:
     text = given.get("text") if isinstance(given, Mapping) else given
     if not isinstance(text, str):
         has = f"a row with {', '.join(map(repr, given))}" if isinstance(given, Mapping) else f"a {type(given).__name__}"
-        raise ClearheadError(
-            f"survey: text {number} is {has:.200}; expected a string, or a row whose 'text' is one. Other columns: "
-            "(row['body'] for row in rows)."
-        )
+        raise ClearheadError(f"survey: text {number} is {has:.200}; pass strings: (row['body'] for row in rows).")
     if not text.strip():
         raise ClearheadError(f"survey: text {number} is empty; leave it out: [text for text in texts if text.strip()].")
     return text

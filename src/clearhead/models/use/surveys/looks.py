@@ -190,10 +190,8 @@ class WordClasses:
             found = Counter(mark for token in tokenizer.get_vocab() for mark in _MARKS if token.startswith(mark))
             tokenizer.convert_tokens_to_string(tokenizer.convert_ids_to_tokens([0]))
         except Exception as error:  # an object that is no tokenizer may raise any error
-            raise ClearheadError(
-                f"survey: 'word classes' reads the vocabulary of a tokenizer of transformers, and tokenizer is a "
-                f"{type(tokenizer).__name__}. Leave it out of keep."
-            ) from error
+            kind = type(tokenizer).__name__
+            raise ClearheadError(f"survey: 'word classes' reads the vocabulary, and a {kind} has none.") from error
         self._mark = found.most_common(1)[0][0] if found else None
         self._known = cache(self._class)
 

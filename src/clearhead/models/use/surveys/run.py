@@ -103,14 +103,13 @@ def settings_of(model: nn.Module, kept: Kept, batch: int, max_length: int | None
     said = config.to_dict() if hasattr(config, "to_dict") else {}
     said = {name: value for name, value in said.items() if name not in _ELSEWHERE}
     named = [column for column in kept.columns[1:] if not column.endswith(" uniform")]
-    backend = named_backend(config)
     return {
         "model": type(model).__name__,
         "configuration": hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest(),
         "weights": _weights(model),
         "dtype": ", ".join(types),
         "device": ", ".join(sorted({t.device.type for t in parameters})) or "cpu",
-        "backend": str(backend),
+        "backend": str(named_backend(config)),
         "threads": str(torch.get_num_threads()),  # sums over other batches have other last digits
         "keep": ", ".join([*named, *map(_said, kept.reductions)]),
         "batch": str(batch),
