@@ -214,7 +214,7 @@ WRONG = {
         {"cu_seq_lens_q": STARTS, "cu_seq_lens_k": torch.tensor([0, 5, 9])},
         "the same for queries and keys",
     ),
-    "two rows": ({"cu_seq_lens_q": torch.tensor([0, 4, 18]), "rows": 2}, "from one sequence into the next"),
+    "two rows": ({"cu_seq_lens_q": torch.tensor([0, 4, 18]), "rows": 2}, "none of them in two"),
 }
 
 
@@ -331,6 +331,6 @@ def test_what_is_no_tensor_is_refused(monkeypatch):
     layer = fast.model.layers[0].self_attn
     hidden = torch.zeros(1, 9, 32)
     rotary = fast.model.rotary_emb(hidden, torch.arange(9)[None])
-    said = r"layers\.0\.self_attn was called on the backend(.|\n)*of type list(.|\n)*attn_implementation='sdpa'"
+    said = r"layers\.0\.self_attn gave the backend(.|\n)*of type list(.|\n)*attn_implementation='sdpa'"
     with pytest.raises(ch.UnsupportedError, match=said), ch.edit(fast, ch.edits.ScaleHeads(heads=0)):
         layer(hidden, position_embeddings=rotary, attention_mask=[1] * 9)

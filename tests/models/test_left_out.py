@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import clearhead as ch
 from clearhead.models.tap.masks import MaskStore
-from clearhead.models.tap.place import Separate
+from clearhead.models.tap.place import Place
 from clearhead.models.use.recorder import Recorder
 
 ENTROPY = ch.reductions.Entropy()
@@ -243,7 +243,7 @@ def test_a_gradient_that_cannot_be_read_does_not_end_the_backward_pass(monkeypat
     def broken(*args):
         raise Broken("in the hook")
 
-    monkeypatch.setattr(Separate, "gradient", broken)
+    monkeypatch.setattr(Place, "gradient", broken)
     output.sum().backward()
     assert x.grad is not None
     with pytest.raises(ch.ClearheadError, match="in the hook"):

@@ -224,7 +224,7 @@ def test_random_numbers_run_and_are_not_recorded():
 
 
 WRONG = {
-    "nothing": (lambda w: None, "gave a NoneType; expected weights of the same shape, (2, 4, 6, 6) (B, h, q, Lk)"),
+    "nothing": (lambda w: None, "gave a NoneType; expected weights (2, 4, 6, 6) (B, h, q, Lk)"),
     "a row": (lambda w: w[:, :, :1], "gave (2, 4, 1, 6) of torch.float64 on cpu; expected weights"),
     "the mean of heads": (lambda w: w.mean(1), "gave (2, 6, 6)"),
     "another dtype": (lambda w: w.float(), "gave (2, 4, 6, 6) of torch.float32"),

@@ -436,7 +436,7 @@ def test_a_tensor_as_a_source_has_no_gradient(plain: Any) -> None:
         (lambda seen: ch.edits.Patch(seen, keys=1), "part='key'"),
         (lambda seen: ch.edits.Patch(seen, positions=([1, 1], [2, 3])), "two lists"),
         (lambda seen: ch.edits.Patch(seen, part="weights", positions=([1], [2])), "all keys"),
-        (lambda seen: ch.edits.Patch(torch.zeros(3)), "all heads and positions"),
+        (lambda seen: ch.edits.Patch(torch.zeros(3)), r"expected \(B, H, L, E\)"),
         (lambda seen: ch.edits.Freeze(torch.ones(1, 4, 6, 6)), "sum to 1"),
         (lambda seen: ch.edits.Ablate(kind="mean"), "over=recording"),
         (lambda seen: ch.edits.Ablate(kind="zero", over=seen), "leave out over"),

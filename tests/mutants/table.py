@@ -611,7 +611,7 @@ MODELS = [
         "models/test_edit_recorded.py",
     ),
     Mutant(
-        "models/use/edits/force_mask.py",
+        "models/use/edits/scores.py",
         ">= spot.filled",
         "> spot.filled",
         "a forced mask sees one empty slot of a static cache",
@@ -918,7 +918,7 @@ CAUSES = [
         "models/test_patch.py",
     ),
     Mutant(
-        "models/use/edits/ablate.py",
+        "models/use/edits/outputs.py",
         "torch.randint(int(own), there,",
         "torch.randint(0, there,",
         "causes: resampling takes a sequence's own output",

@@ -160,7 +160,7 @@ def test_texts_are_read_once_and_a_window_at_a_time():
 
 BAD = {
     "one text": ({"texts": "a text"}, "texts is a str"),
-    "no tokens": ({"tokenizer": lambda texts: {"input_ids": [[] for _ in texts]}}, "makes no token of text 0"),
+    "no tokens": ({"tokenizer": lambda texts: {"input_ids": [[] for _ in texts]}}, "makes no tokens of text 0"),
     "a tokenizer of one": ({"tokenizer": lambda texts: {"input_ids": [[1]]}}, "made 1 rows of 2 texts"),
     "no tokenizer": ({"tokenizer": None}, "tokenizer is a NoneType"),
     "no ids": ({"tokenizer": lambda texts: texts}, "cannot read the texts"),

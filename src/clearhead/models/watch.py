@@ -9,13 +9,12 @@ from typing import Any, TypeVar
 from torch import nn
 
 from clearhead.base.arrays import Array
-from clearhead.base.errors import ClearheadError
 from clearhead.base.managers import Managed
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.models.recording import Recording
 from clearhead.models.tap.choice import Heads, Layers
 from clearhead.models.tap.padding import checked
-from clearhead.models.tap.refused import refuse_compiled
+from clearhead.models.tap.refused import validate_model
 from clearhead.models.use.asked import Asked, asked, asked_to_reduce
 from clearhead.models.use.means import Means
 from clearhead.models.use.recorder import Recorder, recorded
@@ -86,7 +85,7 @@ def watch(
     Cost: for each call a copy of query and key, in O(Lq + Lk) memory, and a copy of the mask's tensor, once, where its
     rows are not intervals. `torch.nn` projects queries and keys inside: a record projects them once more.
     """
-    _check(model, "watch")
+    validate_model(model, "watch")
     wanted = asked(every, layers, values, gradients)
     return _recorded("watch", model, wanted, padding, lambda recorder: Recording(recorder.calls, recorder.missing))
 
@@ -95,7 +94,7 @@ def watch_own(
     model: nn.Module, padding: Array | None = None, values: bool = False, compares: bool = True
 ) -> AbstractContextManager[Recording]:
     """`watch`, of the calls of this thread alone: for functions that run the model themselves."""
-    _check(model, "watch")
+    validate_model(model, "watch")
     wanted = asked(values=values)._replace(own=True, compares=compares)
     return _recorded("watch", model, wanted, padding, lambda recorder: Recording(recorder.calls, recorder.missing))
 
@@ -133,17 +132,11 @@ def statistics(
     Gives `Statistics`. Raises the errors of `watch`, and a `ClearheadError` for an argument that is no reduction.
     Cost: a pass over each call's weights, for all of its reductions.
     """
-    _check(model, "statistics")
+    validate_model(model, "statistics")
     wanted = asked_to_reduce(reductions, every, layers, heads, merge, fuse)
     return _recorded(
         "models.statistics", model, wanted, padding, lambda recorder: Statistics(recorder.reduced, recorder.missing)
     )
-
-
-def _check(model: nn.Module, who: str) -> None:
-    if not isinstance(model, nn.Module):
-        raise ClearheadError(f"{who} takes a torch.nn.Module; got a {type(model).__name__}.")
-    refuse_compiled(model, who)
 
 
 def _recorded(

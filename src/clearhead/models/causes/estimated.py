@@ -24,7 +24,7 @@ from clearhead.models.tap.intercept import intercept
 from clearhead.models.tap.intercepted_call import InterceptedCall
 from clearhead.models.tap.layers import Site
 from clearhead.models.tap.place import Place
-from clearhead.models.tap.refused import refuse_compiled
+from clearhead.models.tap.refused import validate_model
 from clearhead.models.use.edits.base import Edit
 from clearhead.models.use.edits.changed import Change, changes, computing
 from clearhead.models.use.edits.edit import Editor, refuse_edited
@@ -82,7 +82,7 @@ def attribution_patching(
     """
     sides = checked_sides(over, "attribution_patching")
     exact, batch = check_count(exact, 0, "attribution_patching: exact"), check_count(batch, 1, "batch")
-    refuse_compiled(model, "attribution_patching", "reads")
+    validate_model(model, "attribution_patching")
     refuse_edited(model, "attribution_patching")
     probe = Probe(model)
     with torch.inference_mode(False), torch.enable_grad():

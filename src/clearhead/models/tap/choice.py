@@ -28,10 +28,7 @@ def checked_layers(layers: Any, who: str) -> tuple[Item, ...] | None:
         return None
     found = items_of(layers)
     if not found or not all(is_number(one) or is_slice(one) or isinstance(one, str) for one in found):
-        raise ClearheadError(
-            f"{who}: layers is {brief(layers)}; expected layers by their numbers in the model, slices of these, names "
-            "such as 'encoder 1', modules' names or patterns of them, such as 'layers.3.*', or a list of these."
-        )
+        raise ClearheadError(f"{who}: layers is {brief(layers)}; expected numbers, slices, names, patterns, or a list.")
     return found
 
 
@@ -49,8 +46,8 @@ def fits(item: Item, site: Site, who: str) -> bool:
             return number in range(item.start or 0, number + 1 if item.stop is None else item.stop, step)
     if site.total is None:
         raise ClearheadError(
-            f"{who}: layers has {item!r}, which counts from the last layer, and how many layers there are is not known "
-            f"before {site.name} has run: its name does not say it. Pass numbers from 0 on."
+            f"{who}: layers has {item!r}, which counts from the last layer, and the name of {site.name} does not say "
+            "how many layers there are. Pass numbers from 0 on."
         )
     inside = range(site.total)
     return number in inside[item] if isinstance(item, slice) else number == item + site.total
@@ -76,13 +73,6 @@ def made_by(sites: Collection[Site]) -> str:
     named = dict.fromkeys((site.name, str(site.layer)) for site in sites)
     shown = [f"{name!r} ({layer})" for name, layer in list(named)[:6]]
     return ", ".join(shown + ["…"] * (len(named) > 6)) or "none"
-
-
-def checked_heads(heads: Any, who: str) -> Heads:
-    if heads is not None:
-        checked_numbers(heads, f"{who}: heads")
-    found: Heads = heads
-    return found
 
 
 def heads_of(heads: Any, count: int, name: str, who: str) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,7 @@ from clearhead.problem.problem import Problem
 KEYWORDS = ("position_bias", "s_aux", "position_ids", "scaling", "softcap", "is_causal", "sliding_window")
 # Of transformers' own backends, only FlashAttention and those that choose keys read these keywords.
 UNREAD = ("indices", "block_indices", "cu_seq_lens_q", "cu_seq_lens_k")
+UNREADABLE = "which cannot be read in compiled code. Monitor the model without compiling it."
 
 
 class CompiledCalls(Handler):
@@ -48,11 +49,8 @@ class CompiledCalls(Handler):
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        with (
-            self.marks.put(),
-            intercept_backends(self._handler_now),
-            replaced(_attention, "attend_for", self._wrap),
-        ):
+        own = replaced(_attention, "attend_for", self._wrap)
+        with self.marks.put(), intercept_backends(self._handler_now), own:
             yield
 
     @contextmanager
@@ -61,7 +59,7 @@ class CompiledCalls(Handler):
         whether some of it is compiled code; otherwise `intercept_own` gives the handler the calls of clearhead's
         own."""
         number = self.marks.number
-        _here.open[number] = _Pass(self, handler, compiled)
+        _here.open[number] = handler, compiled, self.marks.modules
         try:
             yield
         finally:
@@ -70,8 +68,8 @@ class CompiledCalls(Handler):
     def _handler_now(self, backend: str) -> Handler | None:
         if any_thread_compiles() and get_mode().compiled:
             return self
-        found = _here.open.get(self.marks.number)
-        return None if found is None or found.handler.idle else found.handler
+        handler, *_ = _here.open.get(self.marks.number, (None,))
+        return None if handler is None or handler.idle else handler
 
     def before(self, call: InterceptedCall) -> None:
         mark = getattr(call.module, self.marks.attribute, None)
@@ -95,17 +93,12 @@ class CompiledCalls(Handler):
         return observed
 
 
-class _Pass(NamedTuple):
-    """A pass that is recorded in this thread."""
-
-    calls: CompiledCalls
-    handler: ModelHandler
-    compiled: bool
-
-
 class _Here(threading.local):
+    """The passes that are recorded in this thread, by the number of the model: each with its handler, whether some of
+    it is compiled code, and the modules of the model."""
+
     def __init__(self) -> None:
-        self.open: dict[int, _Pass] = {}  # by the number of the model
+        self.open: dict[int, tuple[ModelHandler, bool, list[nn.Module]]] = {}
 
 
 _here = _Here()
@@ -118,10 +111,7 @@ def _observe(call: InterceptedCall, mark: Tensor) -> None:
     message = call.unread(name)
     if not message and (unread or mask is not call.mask):
         what = repr(unread[0]) if unread else f"attention_mask of type {type(call.mask).__name__}"
-        message = (
-            f"{name} called the attention backend {call.backend!r} with {what}, which cannot be read in compiled code. "
-            "Monitor the model without compiling it."
-        )
+        message = f"{name} called the attention backend {call.backend!r} with {what}, {UNREADABLE}"
     values = [given.get(word) for word in KEYWORDS]
     observe(call.query.detach(), call.key.detach(), mask, *values, call.backend, call.own, message, mark)
 
@@ -140,8 +130,7 @@ def _part(handler: ModelHandler, module: nn.Module) -> Running:
     So whether a module belongs to the encoder or to the decoder, and whether a decoder's attention is self or cross, is
     read from its name. The padding of a decoder's queries is the decoder's in both cases.
     """
-    around = handler.stack.innermost
-    assert around is not None, "asked for while a pass runs"
+    around = handler.innermost
     parts = handler.stack.names[id(module)].split(".")
     if "decoder" in parts:
         inside = ".".join(parts[parts.index("decoder") + 1 :]).lower()
@@ -165,7 +154,7 @@ def observe(query: Tensor, key: Tensor, mask: Tensor | None, *arguments: Any) ->
     found = _find_pass(mark)
     if found is None:
         return
-    (_, handler, _), module = found
+    handler, _, module = found
     keywords = dict(zip(KEYWORDS, values, strict=True))
     call = InterceptedCall(query, key, None, backend, module=module, mask=mask, keywords=keywords, own=own)
     handler.masks.counted = False  # compiled code may write the masks of two layers to one memory
@@ -181,39 +170,32 @@ def _(*_: Any) -> None:
     return None
 
 
-def _find_pass(mark: Tensor) -> tuple[_Pass, nn.Module] | None:
-    """The pass that records the call beside which this mark stands, and the module that calls: the model, if it is not
-    known. None where the call is not recorded."""
+def _find_pass(mark: Tensor) -> tuple[ModelHandler, bool, nn.Module] | None:
+    """The pass that records the call beside which this mark stands: its handler, whether some of it is compiled code,
+    and the module that calls, or the model, if it is not known. None where the call is not recorded."""
     if not _here.open:
         return None
     number, module = mark.tolist()
-    found = _here.open.get(number)
-    if found is None or found.handler.idle:  # idle: a checkpoint runs the call again in the backward pass
+    handler, compiled, modules = _here.open.get(number, (None, False, []))
+    if handler is None or handler.idle:  # idle: a checkpoint runs the call again in the backward pass
         return None
-    return found, found.calls.marks.modules[max(module, 0)]
+    return handler, compiled, modules[max(module, 0)]
 
 
 def _unread(module: Any, call: Arguments, problem: Problem) -> str:
     """Why a call of clearhead's own attention cannot be read in compiled code; "" where it can."""
     name = type(module).__name__
     if module is None:
-        return (
-            "which module calls ch.attention is not seen in compiled code. Give the module a "
-            "ch.nn.DotProductAttention(), and call it instead."
-        )
+        return "compiled code does not show which module calls ch.attention. Call its own ch.nn.DotProductAttention()."
     if is_inside_transform():
-        return (
-            f"{name} was called inside a transform of torch.func (vmap, grad), whose tensors have no values of their "
-            "own to read. Call the model without one."
-        )
-    what = ""
-    if get_nested_edges(call.mask) is not None:
+        what = "inside a transform of torch.func (vmap, grad)"
+    elif get_nested_edges(call.mask) is not None:
         what = "with nested tensors"
     elif problem.lowered is None:
         what = f"with the score {type(call.score).__name__}, which is a function"
-    if not what:
+    else:
         return ""
-    return f"{name} was called {what}; this cannot be read in compiled code. Monitor the model without compiling it."
+    return f"{name} was called {what}, {UNREADABLE}"
 
 
 def _observe_own(module: Any, call: Arguments, problem: Problem, cross: bool, mark: Tensor) -> None:
@@ -231,11 +213,9 @@ def _receive_own(mark: Tensor, cross: bool, make: Callable[[], Problem], message
     found = _find_pass(mark)
     if found is None:
         return
-    (_, handler, compiled), module = found
+    handler, compiled, module = found
     if not compiled:
         return
-    around = handler.stack.innermost
-    assert around is not None, "a pass runs"
 
     def read() -> InterceptedCall:
         if message:
@@ -244,7 +224,7 @@ def _receive_own(mark: Tensor, cross: bool, make: Callable[[], Problem], message
         arguments = Arguments(problem.query, problem.key, None)
         return InterceptedCall(*arguments[:2], problem.value, "clearhead", problem=problem, arguments=arguments)
 
-    with handler.stack.inside(Running(module, "cross" if cross else "self", around.told)):
+    with handler.stack.inside(Running(module, "cross" if cross else "self", handler.innermost.told)):
         handler.begin(read)
 
 

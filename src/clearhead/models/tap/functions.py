@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from clearhead.base.errors import UnsupportedError
 from clearhead.base.mode import any_thread_compiles, get_mode
 from clearhead.base.torch_private import (
     FUSED_OPERATIONS,
@@ -27,12 +26,11 @@ from clearhead.base.torch_private import (
 )
 from clearhead.masks.causal import Causal, causal_alignment
 from clearhead.models.tap import flex, multihead
-from clearhead.models.tap.foreign import is_sdpa_foreign
 from clearhead.models.tap.handler import ModelHandler
-from clearhead.models.tap.intercepted_call import InterceptedCall
+from clearhead.models.tap.intercepted_call import InterceptedCall, is_sdpa_foreign
 from clearhead.models.tap.masks import Recorded
 from clearhead.models.tap.patch import original, replaced, restored, wrap_anew
-from clearhead.models.tap.place import Separate
+from clearhead.models.tap.place import Place
 from clearhead.models.tap.refused import is_compiled_here, prepare_compiler, uncompiled
 
 
@@ -68,11 +66,10 @@ def read(
         masks = handler.masks.convert(attn_mask)
         return masks.plus(Recorded(Causal(), align=align or "upper_left")) if is_causal or align is not None else masks
 
-    place = Separate(lambda t: t.reshape(shape), lambda output: output.reshape(*leading, *shape[2:]))
-    function = original(F, "scaled_dot_product_attention")
-    return InterceptedCall(
-        query, key, value, "sdpa", read_masks, place, scale=scale, dropout_p=dropout_p, function=function
-    )
+    place = Place(lambda t: t.reshape(shape), lambda output: output.reshape(*leading, *shape[2:]))
+    call = InterceptedCall(query, key, value, "sdpa", read_masks, place, scale=scale, dropout_p=dropout_p)
+    call.function = original(F, "scaled_dot_product_attention")
+    return call
 
 
 def _four(
@@ -83,9 +80,8 @@ def _four(
     batch, heads = (leading[:-1], leading[-1:]) if len(leading) > 2 else (leading, (1,))
     if mask is not None and mask.ndim > 2:
         mask = mask.expand(*leading, -1, -1).reshape(-1, *heads, *mask.shape[-2:])
-    query, key, value = (
-        t.expand(*leading, -1, -1).reshape(batch.numel(), *heads, *t.shape[-2:]) for t in (query, key, value)
-    )
+    whole = (t.expand(*leading, -1, -1) for t in (query, key, value))
+    query, key, value = (t.reshape(batch.numel(), *heads, *t.shape[-2:]) for t in whole)
     return query, key, value, mask
 
 
@@ -139,12 +135,9 @@ def intercept_functions(handler: ModelHandler, innermost: bool = False) -> Itera
     prepare_compiler(_Mode.__torch_function__)
     handler.stack.around = _Below(handler) if innermost else _Mode(handler)
     overlooking = replaced(torch.overrides, "has_torch_function", _overlooked)
+    counting = replaced(F, "scaled_dot_product_attention", counted, innermost)
     try:
-        with (
-            overlooking,
-            flex.intercept_flex(handler, innermost),
-            replaced(F, "scaled_dot_product_attention", counted, innermost),
-        ):
+        with overlooking, flex.intercept_flex(handler, innermost), counting:
             yield
     except BaseException:
         _pop_left_modes(handler)
@@ -181,7 +174,7 @@ class _Mode(TorchFunctionMode):
                 return self.see(handler, func, args, kwargs)
             if handler.idle:
                 return func(*args, **kwargs)
-            call = begin_function(handler, func, args, kwargs)
+            call = handler.begin(lambda: READERS.get(func, read)(handler, *args, **kwargs))
             with handler.inside:  # not `handler.compute`, to be one frame less for each call
                 result = func(*args, **kwargs)
             return result if call is None else handler.after(call, result)
@@ -190,18 +183,9 @@ class _Mode(TorchFunctionMode):
 def _restore_name(types: Any) -> AbstractContextManager[None]:
     """A context for a call of PyTorch's function: the subclasses of its arguments (`types`), and other code's function
     modes, may ask whether it is the function of PyTorch's name, which `source` has replaced."""
-    if any_thread_compiles() or not (types or _has_other_modes()):
+    if any_thread_compiles() or not (types or any(not isinstance(mode, _Mode) for mode in function_mode_stack())):
         return nullcontext()
     return restored(F, "scaled_dot_product_attention")
-
-
-def _has_other_modes() -> bool:
-    """Whether a function mode of other code is active."""
-    try:
-        active: list[TorchFunctionMode] = function_mode_stack()
-    except UnsupportedError:  # a version of PyTorch that does not show them
-        return False
-    return any(not isinstance(mode, _Mode) for mode in active)
 
 
 def _pop_left_modes(handler: ModelHandler) -> None:
@@ -218,11 +202,12 @@ def _pop_left_modes(handler: ModelHandler) -> None:
             TorchFunctionMode.__enter__(mode)  # type: ignore[no-untyped-call]
 
 
-class _Below(AbstractContextManager[None]):
+class _Below(threading.local, AbstractContextManager[None]):
     """A mode below all active modes of handlers, which are entered once more above it and see calls first."""
 
     def __init__(self, handler: ModelHandler) -> None:
-        self._handler, self._here = handler, _Here()
+        self._handler = handler
+        self._entered: list[ExitStack] = []  # by this thread
 
     def __enter__(self) -> None:
         active: list[TorchFunctionMode] = function_mode_stack()
@@ -230,29 +215,17 @@ class _Below(AbstractContextManager[None]):
         with ExitStack() as stack:
             for mode in (_Mode(self._handler), *above):
                 stack.enter_context(mode)
-            self._here.entered.append(stack.pop_all())
+            self._entered.append(stack.pop_all())
 
     def __exit__(self, *error: Any) -> None:
-        self._here.entered.pop().__exit__(*error)
-
-
-class _Here(threading.local):
-    """The modes that this thread has entered."""
-
-    def __init__(self) -> None:
-        self.entered: list[ExitStack] = []
-
-
-def begin_function(
-    handler: ModelHandler, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> InterceptedCall | None:
-    return handler.begin(lambda: READERS.get(func, read)(handler, *args, **kwargs))
+        self._entered.pop().__exit__(*error)
 
 
 def _see(handler: ModelHandler, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if handler.idle:
         return func(*args, **kwargs)
-    return handler.compute(begin_function(handler, func, args, kwargs), func, *args, **kwargs)
+    call = handler.begin(lambda: READERS.get(func, read)(handler, *args, **kwargs))
+    return handler.compute(call, func, *args, **kwargs)
 
 
 def _overlooked(has_torch_function: Callable[..., bool]) -> Callable[..., bool]:

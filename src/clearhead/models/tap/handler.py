@@ -54,7 +54,6 @@ class ModelHandler(Handler):
 
     values = False  # whether it reads the values of calls, which a source may have to project
     differentiable = False  # whether gradients flow through its own computations on a call
-    differentiable = False  # whether gradients flow through its own computations on a call
     thread: int | None = None  # the thread whose calls alone are received; None: those of every thread
     keeps_fast_path = True  # whether PyTorch's Transformer layers keep their fast path, else they call their modules
 
@@ -109,12 +108,9 @@ class ModelHandler(Handler):
     @property
     def unread(self) -> dict[str, str]:
         """Attention modules, with their classes, that made no call and computed attention in their own code."""
-        called = self.modules
-        return {
-            name: kind
-            for name, kind in self.own_code.items()
-            if not any(one == name or one.startswith(f"{name}.") for one in called)
-        }
+        called = [f"{name}." for name in self.modules]
+        around = {name for name in self.own_code if any(one.startswith(f"{name}.") for one in called)}
+        return {name: kind for name, kind in self.own_code.items() if name not in around}
 
     @property
     def modules(self) -> list[str]:
@@ -145,9 +141,8 @@ class ModelHandler(Handler):
         unread = self.unread
         return (
             f"the attention of {listed(unread)} ({', '.join(dict.fromkeys(unread.values()))}) is not {missing}: these "
-            "modules computed it in their own code, by a softmax, by flex_attention or by a kernel of PyTorch's, whose "
-            "calls cannot be read. To leave these modules out without this warning, name the layers that are wanted: "
-            f"{instead}."
+            "modules computed it in their own code, by a softmax, flex_attention or a kernel of PyTorch's. To leave "
+            f"them out without this warning, name the layers that are wanted: {instead}."
         )
 
     def name(self, call: InterceptedCall | None = None) -> str:
@@ -166,24 +161,22 @@ class ModelHandler(Handler):
         arguments of the modules that run could not be read, which say what is padding."""
         error = self.innermost.error
         if error is not None:
-            raise UnsupportedError(
-                f"{self.name(call)} runs in a module whose arguments cannot be read: {type(error).__name__}: {error}"
-            ) from error
-        if query.is_nested or key.is_nested:
-            raise UnsupportedError(
-                f"{self.name(call)} called attention with nested tensors; they can be read in "
-                "torch.nn.TransformerEncoder alone. Run the model on a padded batch and a mask."
-            )
-        if has_no_values(query) or has_no_values(key):
-            raise UnsupportedError(
-                f"{self.name(call)} called attention with tensors that have no values to read, of the meta device "
-                "or PyTorch's fake tensors. Run the model on a device: load its weights there."
-            )
-        if get_mode().transforms:
-            raise UnsupportedError(
-                f"{self.name(call)} was called inside a transform of torch.func (vmap, grad), whose tensors have no "
-                "values of their own to read. Call the model without one."
-            )
+            what = f"{type(error).__name__}: {error}"
+            raise UnsupportedError(f"{self.name(call)}: arguments of a module cannot be read: {what}") from error
+        what = why_unreadable(query, key)
+        if what:
+            raise UnsupportedError(f"{self.name(call)} called attention {what}.")
+
+
+def why_unreadable(query: Tensor, key: Tensor) -> str:
+    """How a call was made whose tensors cannot be read, and what to do instead; "" for any other call."""
+    if query.is_nested or key.is_nested:
+        return "with nested tensors. Run the model on a padded batch and a mask"
+    if has_no_values(query) or has_no_values(key):
+        return "with tensors that have no values, of the meta device or fake. Load the model's weights on a device"
+    if get_mode().transforms:
+        return "inside a transform of torch.func (vmap, grad), whose tensors have no values. Run the model without one"
+    return ""
 
 
 class Inside(threading.local):

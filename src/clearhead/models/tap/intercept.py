@@ -63,10 +63,8 @@ def intercept_own(handler: ModelHandler, innermost: bool = False) -> Iterator[No
 
         return intercepted
 
-    with (
-        replaced(_attention, "run", wrap, innermost),
-        replaced(_attention, "attend", lambda attend: _Attend(attend, handler, here), innermost),
-    ):
+    attends = replaced(_attention, "attend", lambda attend: _Attend(attend, handler, here), innermost)
+    with replaced(_attention, "run", wrap, innermost), attends:
         yield
 
 
@@ -80,8 +78,7 @@ class _Attend:
         if self._handler.stack.innermost is None:
             return self._attend(call)
         if is_compiled_here():
-            found: Attended = uncompiled(_Attend.__call__)(self, call)
-            return found
+            return uncompiled(_Attend.__call__)(self, call)
         if self._handler.idle:
             return self._attend(call)
         here, edges = self._here, get_nested_edges(call.mask)

@@ -4,22 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from types import FunctionType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead._attention import Arguments, Ran
 from clearhead.base.errors import UnsupportedError
-from clearhead.models.tap.foreign import is_foreign, is_sdpa_foreign
-from clearhead.models.tap.keywords import RANKS, unread_keywords
+from clearhead.base.torch_private import OWN_SDPA
+from clearhead.models.tap.keywords import RANKS, dot, unread_keywords
 from clearhead.models.tap.masks import Recorded
 from clearhead.models.tap.modules import Kind
+from clearhead.models.tap.patch import original
 from clearhead.models.tap.place import Place
 from clearhead.problem.problem import Problem
 from clearhead.scores.base import ChangeOfPair
 from clearhead.scores.dot import Dot
+
+KNOWN = ("torch", "transformers", "clearhead")  # the packages whose functions compute softmax(score + mask) · value
+
+
+def is_foreign(function: Callable[..., Any]) -> bool:
+    """Whether a function, or a function inside it, belongs to none of the known packages.
+
+    A plain function is judged by the module of its globals, since `functools.wraps` copies the name of the module.
+    """
+    inside: Any = function
+    while inside is not None:
+        if isinstance(inside, partial):
+            inside = inside.func
+            continue
+        if inside is OWN_SDPA:  # a function of C, without a module
+            return False
+        inside = getattr(inside, "__func__", inside)  # of a bound method
+        plain = isinstance(inside, FunctionType)
+        named = inside.__globals__.get("__name__") if plain else getattr(inside, "__module__", None)
+        if str(named).partition(".")[0] not in KNOWN:
+            return True
+        inside = getattr(inside, "__wrapped__", None)
+    return False
+
+
+def is_sdpa_foreign() -> bool:
+    """Whether a function of another project stands in the place of F.scaled_dot_product_attention."""
+    return is_foreign(original(F, "scaled_dot_product_attention"))
 
 
 @dataclass(eq=False)
@@ -73,7 +104,7 @@ class InterceptedCall:
 
     @property
     def score(self) -> Dot:
-        score = Dot(scale=self.scale, softcap=self.softcap)
+        score = dot(self.scale, self.softcap)
         return score if self.change is None else score.then(self.change)
 
     @property
@@ -92,15 +123,13 @@ class InterceptedCall:
         """Of a call that would be read wrong; "" for any other call."""
         if self.backend == RANKS:
             return (
-                f"{name} attends over the ranks of a layout, and each has a part of the queries and keys: a record "
-                "would not be of the whole attention. Set it back (run_on_clearhead(model)), and watch it "
-                "in one process."
+                f"{name} attends over the ranks of a layout, of which each has a part of the queries and keys. Set it "
+                "back (run_on_clearhead(model)), and watch it in one process."
             )
         if self.mask is not None and not isinstance(self.mask, Tensor) and not hasattr(self.mask, "mask_mod"):
             return (
-                f"{name} was called on the backend {self.backend!r} with attention_mask of type "
-                f"{type(self.mask).__name__}, which cannot be read. Load the model with attn_implementation='sdpa' or "
-                "'eager'."
+                f"{name} gave the backend {self.backend!r} an attention_mask of type {type(self.mask).__name__}, which "
+                "cannot be read. Load the model with attn_implementation='sdpa' or 'eager'."
             )
         return unread_keywords(name, self.backend, self.keywords)
 

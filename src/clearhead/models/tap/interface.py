@@ -19,18 +19,19 @@ from torch import Tensor, nn
 
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.mode import assume_constant
+from clearhead.base.private import missing_name
 from clearhead.masks.causal import Causal
-from clearhead.models.tap import flex, told
+from clearhead.models.tap import flex
 from clearhead.models.tap.handler import Handler, ModelHandler
 from clearhead.models.tap.intercepted_call import InterceptedCall
-from clearhead.models.tap.keywords import MASKED, NAME
-from clearhead.models.tap.masks import MaskStore, Recorded, compact, made_of
+from clearhead.models.tap.keywords import MASKED, NAME, check_unmasked, documents, read_flash_masks, selected
+from clearhead.models.tap.masks import MaskStore, Recorded, Shape, compact, made_of
 from clearhead.models.tap.patch import replaced
-from clearhead.models.tap.place import Separate
+from clearhead.models.tap.place import Place
 from clearhead.models.tap.refused import uncompiled
 
 # A function of the interface gives (B, Lq, H, Ev), and weights or None.
-BY_POSITION = Separate(lambda t: t.transpose(1, 2), lambda output: (output.transpose(1, 2).contiguous(), None))
+BY_POSITION = Place(lambda t: t.transpose(1, 2), lambda output: (output.transpose(1, 2).contiguous(), None))
 
 # Functions of transformers' own that drop a keyword for which they have no parameter, and their modules.
 HOMES = {"sdpa_attention_forward": "sdpa_attention", "flex_attention_forward": "flex_attention"}
@@ -50,11 +51,7 @@ def intercept_backends(handler_of: Callable[[str], Handler | None], innermost: b
         yield
         return
     if not hasattr(modeling.AttentionInterface, "get_interface"):
-        raise UnsupportedError(
-            f"transformers {sys.modules['transformers'].__version__} has no function by which its models look up their "
-            "attention (AttentionInterface.get_interface), where clearhead sees their calls. transformers has it "
-            "from 5.23 on:  pip install 'clearhead[models]'"
-        )
+        raise missing_name("AttentionInterface.get_interface", "to see the calls of its models", "transformers")
     begin = uncompiled(begin_backend)
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -74,7 +71,8 @@ def intercept_backends(handler_of: Callable[[str], Handler | None], innermost: b
 def _intercepted(
     handler: Handler, function: Callable[..., Any], backend: str, begin: Callable[..., Any]
 ) -> Callable[..., Any]:
-    own = own_name(function)
+    plain = isinstance(function, FunctionType)  # a partial has no name, and the compiler cannot ask for it
+    own = function.__name__ if plain and str(function.__module__).startswith("transformers.integrations.") else ""
 
     def attention(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, *args: Any, **kwargs: Any
@@ -82,14 +80,13 @@ def _intercepted(
         if args:
             bound = inspect.signature(function).bind_partial(None, None, None, None, None, *args)
             kwargs = {**dict(list(bound.arguments.items())[5:]), **kwargs}
-        call = InterceptedCall(
-            query, key, value, backend, function=function, module=module, mask=attention_mask, keywords=kwargs, own=own
-        )
+        call = InterceptedCall(query, key, value, backend, function=function, module=module, keywords=kwargs, own=own)
+        call.mask = attention_mask
         begun = handler.begin(lambda: call) if handler.traced else begin(handler, call)
         return handler.compute(begun, function, module, query, key, value, attention_mask, **kwargs)
 
-    # another handler around this one asks for the name of the function; a partial has no name
-    return wraps(function)(attention) if isinstance(function, FunctionType) else attention
+    # another handler around this one asks for the name of the function
+    return wraps(function)(attention) if plain else attention
 
 
 def begin_backend(handler: ModelHandler, call: InterceptedCall) -> InterceptedCall | None:
@@ -150,10 +147,6 @@ class Marks:
         with torch.inference_mode(False):  # an operation that writes takes no tensor made in inference mode
             return torch.tensor([self.number, number], device="cpu")
 
-    def on(self, module: nn.Module) -> bool:
-        """Whether a module has a mark: it belongs to the model, or to a copy of it."""
-        return self.attribute in module.__dict__
-
 
 _numbers = itertools.count(secrets.randbits(48))  # marks are saved with a model, and differ between processes
 
@@ -177,21 +170,8 @@ def _without_parameter(own: str) -> tuple[str, ...]:
     return tuple(word for word in ("softcap", "s_aux", "position_bias") if word not in parameters)
 
 
-def own_name(function: Callable[..., Any]) -> str:
-    """The name of a backend's function that is one of transformers' own; "" for any other function."""
-    if not isinstance(function, FunctionType):  # a partial has no name, and the compiler cannot ask for it
-        return ""
-    return function.__name__ if str(function.__module__).startswith("transformers.integrations.") else ""
-
-
 def _masks(
-    store: MaskStore,
-    module: Any,
-    shape: tuple[int, int, int, int],
-    mask: Any,
-    backend: str,
-    own: str,
-    kwargs: dict[str, Any],
+    store: MaskStore, module: Any, shape: Shape, mask: Any, backend: str, own: str, kwargs: dict[str, Any]
 ) -> Recorded:
     """The mask and the keywords as this backend reads them. `shape`: (B, H, Lq, Lk)."""
     is_causal = kwargs.get("is_causal")
@@ -200,16 +180,16 @@ def _masks(
     read = not own and backend not in ("eager", "sdpa")
     if own == "msa_attention_forward" and kwargs.get("block_indices") is not None:
         raise UnsupportedError(
-            f"the backend {backend!r} chooses blocks of keys in a kernel of its own, which does not read the model's "
-            "mask; watch() cannot record its calls. Load the model with attn_implementation='sdpa'."
+            f"the backend {backend!r} chooses blocks of keys in its kernel, which does not read the model's mask: "
+            "such calls cannot be read. Load the model with attn_implementation='sdpa'."
         )
-    chosen = told.selected(module, kwargs, shape, masked=mask is not None) if read else None
+    chosen = selected(module, kwargs, shape, masked=mask is not None) if read else None
     if read and mask is None and "flash" not in backend and backend not in (NAME, MASKED):
-        told.check_unmasked(module, backend, shape, kwargs)
+        check_unmasked(module, backend, shape, kwargs)
     if mask is not None and not isinstance(mask, Tensor):  # a BlockMask
         found = flex.masks_of(store, mask.mask_mod).plus(store.convert(None, kwargs.get("position_bias")))
     elif own == "flash_attention_forward" or "flash" in backend:
-        found = told.masks(store, shape, mask, is_causal, kwargs)
+        found = read_flash_masks(store, shape, mask, is_causal, kwargs)
     else:
         if own == "flex_attention_forward" and mask is not None:  # it adds the mask of the first head for all heads
             mask = mask[:, :1, :, : shape[3]].to(torch.float32 if mask.dtype == torch.bool else mask.dtype)
@@ -226,5 +206,5 @@ def _masks(
         if alone and is_causal and shape[2] > 1 and kwargs.get("block_indices") is None:
             found = found.plus(Recorded(Causal(), align="upper_left"))
         if read:
-            found = found.plus(Recorded(told.documents(kwargs, shape[0], *shape[2:])))
+            found = found.plus(Recorded(documents(kwargs, shape[0], *shape[2:])))
     return found if chosen is None else found.plus(Recorded(compact(chosen)))

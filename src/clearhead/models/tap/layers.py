@@ -140,10 +140,9 @@ class Layers:
 
     def _named(self, stack: str, kind: str) -> str:
         """A short name of a stack, which the model's other stacks do not have; "" where there is no other."""
-        attend = [
-            name for name, own in self._classes.items() if own == kind or "attention" in own.lower() or "Attn" in own
-        ]
-        others = {_before_number(name) for name in attend if _starred(name) != name} - {stack}
+        attends = {own: own == kind or "attention" in own.lower() or "Attn" in own for own in self._classes.values()}
+        parts = (_starred(name).partition("*") for name, own in self._classes.items() if attends[own])
+        others = {before.rstrip(".") for before, number, _ in parts if number} - {stack}
         if not others or not stack:
             return ""
         own = stack.split(".")
@@ -153,12 +152,6 @@ class Layers:
 
 def _starred(name: str) -> str:
     return NUMBER.sub("*", name)
-
-
-def _before_number(name: str) -> str:
-    found = NUMBER.search(name)
-    assert found is not None
-    return name[: max(found.start() - 1, 0)]
 
 
 def _apart(own: list[str], other: list[str]) -> int:

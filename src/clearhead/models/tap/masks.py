@@ -27,6 +27,8 @@ from clearhead.problem.problem import Problem, make_problem
 from clearhead.problem.visible import Visible, resolve
 from clearhead.scores.dot import Dot
 
+Shape = tuple[int, int, int, int]  # (B, H, Lq, Lk)
+
 
 class Made:
     """The pairs that a mask tensor allows, found once for all layers that are given the tensor.
@@ -66,7 +68,7 @@ def keep_made(mask: Tensor) -> Tensor:
     return mask
 
 
-def made_of(mask: Tensor | None, shape: tuple[int, int, int, int]) -> Made | None:
+def made_of(mask: Tensor | None, shape: Shape) -> Made | None:
     """The `Made` of this tensor for a call of these sizes, (B, H, Lq, Lk). None where the tensor has none, was written
     to since, or does not fit the call, of which `attention` tells.
 
@@ -141,11 +143,8 @@ class Recorded:
         if self.uniform is None:
             return self
         stop = torch.where(self.uniform[..., 0], 0, keys)
-        return (
-            Recorded(None, self.bias)
-            .plus(Recorded(Intervals(torch.zeros_like(stop), stop)))
-            .plus(Recorded(self.mask, align=self.align, by_rule=self.by_rule))
-        )
+        rest = Recorded(self.mask, align=self.align, by_rule=self.by_rule)
+        return Recorded(Intervals(torch.zeros_like(stop), stop), self.bias).plus(rest)
 
     def with_gradient(self, added: Tensor) -> Recorded:
         """The same with the gradient of `added`, whose values the bias has already: a 0 with this gradient is added."""
@@ -214,22 +213,17 @@ class MaskStore:
             return converted(_allowed(mask) if nonzero_blocks else mask, bias)  # its graph serves one call
         mask, bias = (None if t is None else t.detach() for t in (mask, bias))
         with self._lock, torch.no_grad():
-            return self._remembered(mask, bias, nonzero_blocks, given)
-
-    def _remembered(
-        self, mask: Tensor | None, bias: Tensor | None, nonzero_blocks: bool, given: list[Tensor]
-    ) -> Recorded:
-        key = (_identity(mask), _identity(bias), nonzero_blocks)
-        known = self._known.get(key) if self.counted else None
-        if known is not None and not any(storage.expired() for storage in known[0]):  # type: ignore[no-untyped-call]
-            return known[1]
-        found = self._shared(converted(_allowed(mask) if nonzero_blocks else mask, bias))
-        if self.counted and not any(map(uncounted, given)):  # writes to these are not counted
-            # entries of freed tensors go: a generation makes a mask at each step, and each text of a corpus has one
-            self._known = {k: (s, r) for k, (s, r) in self._known.items() if not any(w.expired() for w in s)}  # type: ignore[no-untyped-call]
-            storages = [StorageWeakRef(t.untyped_storage()) for t in given]  # type: ignore[no-untyped-call]
-            self._known[key] = (storages, found)
-        return found
+            key = (_identity(mask), _identity(bias), nonzero_blocks)
+            known = self._known.get(key) if self.counted else None
+            if known is not None and not any(w.expired() for w in known[0]):  # type: ignore[no-untyped-call]
+                return known[1]
+            found = self._shared(converted(_allowed(mask) if nonzero_blocks else mask, bias))
+            if self.counted and not any(map(uncounted, given)):  # writes to these are not counted
+                # entries of freed tensors go: a generation makes a mask at each step, and each text of a corpus has one
+                self._known = {k: (s, r) for k, (s, r) in self._known.items() if not any(w.expired() for w in s)}  # type: ignore[no-untyped-call]
+                storages = [StorageWeakRef(t.untyped_storage()) for t in given]  # type: ignore[no-untyped-call]
+                self._known[key] = (storages, found)
+            return found
 
     def _shared(self, new: Recorded) -> Recorded:
         """An equal mask from before, if there is one: some models make the same mask anew for every layer."""

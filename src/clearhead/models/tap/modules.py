@@ -20,6 +20,7 @@ from clearhead.models.tap.padding import Told, given, given_to_torch, parameters
 from clearhead.models.tap.patch import replaced, restored
 
 Kind = Literal["self", "cross"]
+Tensors = Sequence[Tensor]
 Projection = tuple[Tensor, Tensor | None]  # weight and bias
 
 # The names of the arguments from which the keys of cross attention come.
@@ -28,12 +29,7 @@ SOURCES = frozenset(("key_value_states", "encoder_hidden_states", "cross_attenti
 POSITIONS = ("cache_position", "position_ids")  # arguments with the positions of the queries
 
 # Modules whose masks of padding are named and meant as those of nn.Transformer.
-OF_TORCH = (
-    nn.TransformerEncoder,
-    nn.TransformerEncoderLayer,
-    nn.TransformerDecoder,
-    nn.TransformerDecoderLayer,
-)
+OF_TORCH = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.TransformerDecoder, nn.TransformerDecoderLayer)
 
 
 class Notes(Protocol):
@@ -42,14 +38,10 @@ class Notes(Protocol):
     def begun(self, kwargs: dict[str, Any]) -> Any:
         """A module has been called with these keywords. Gives the object that takes notes of the layers inside it."""
 
-    def ended(
-        self, around: Any, inside: Any, module: nn.Module, args: tuple[Any, ...], kwargs: Any, result: Any, name: str
-    ) -> None:
+    def ended(self, around: Any, inside: Running, result: Any, name: str) -> None:
         """A module has run: add it to the notes of the module around it, in which it has this name."""
 
-    def projected(
-        self, inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor | None], last: Projection
-    ) -> Any:
+    def projected(self, inputs: Tensors, weights: Tensors, biases: Sequence[Tensor | None], last: Projection) -> Any:
         """The origin of a query, key and value that a function of PyTorch's has projected from these inputs. `last`:
         weight and bias of its projection of the heads."""
 
@@ -87,10 +79,7 @@ class Running(NamedTuple):
             return None
         try:
             total = cache.get_seq_length(layer)
-        except (
-            ValueError,
-            IndexError,
-        ):  # a layer that shares another layer's keys: the layers before it have counted these
+        except (ValueError, IndexError):  # the layer shares the keys of a layer before it, which has counted them
             layers = (one for one in getattr(cache, "layers", ()) if hasattr(one, "get_seq_length"))
             total = max((int(one.get_seq_length()) for one in layers), default=0)
         return int(total) or None
@@ -114,11 +103,9 @@ class Running(NamedTuple):
         # masks and caches have other axes than the sequences, of which one is the first argument
         sequences = [shape for shape in given if 2 <= len(shape) == len(given[0])]
         batch, heads, keys, _ = key.shape
-        found = [side for shape in sequences for side in ((prod(shape[:-2]), shape[-2]), (prod(shape[1:-1]), shape[0]))]
-        return any(
-            length == keys and (count == batch or (heads == 1 and count > 0 and batch % count == 0))
-            for count, length in found
-        )
+        sides = [side for shape in sequences for side in ((prod(shape[:-2]), shape[-2]), (prod(shape[1:-1]), shape[0]))]
+        counts = [count for count, length in sides if length == keys]
+        return any(count == batch or (heads == 1 and count > 0 and batch % count == 0) for count in counts)
 
 
 class Stack:
@@ -180,10 +167,10 @@ class Stack:
             try:
                 result = call(module, *args, **kwargs)
             finally:
-                inside = stack.pop().noted
-            if self.notes is not None and around.noted is not None and inside is not None:
+                inside = stack.pop()
+            if self.notes is not None and around.noted is not None and inside.noted is not None:
                 name = self.names[id(module)].removeprefix(f"{self.names[id(around.module)]}.")
-                self.notes.ended(around.noted, inside, module, args, kwargs, result, name)
+                self.notes.ended(around.noted, inside, result, name)
             return result
 
         return _call_impl
@@ -212,10 +199,8 @@ class Stack:
     def running(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
         """A context in which this module of the model runs in this thread, called with these arguments."""
         stack = self._running.stack
-        with (
-            nullcontext() if stack else self._outermost(module),
-            self.inside(self._entered(module, args, kwargs, stack)),
-        ):
+        around = nullcontext() if stack else self._outermost(module)
+        with around, self.inside(self._entered(module, args, kwargs, stack)):
             yield
 
     @contextmanager
@@ -231,13 +216,10 @@ class Stack:
     def _entered(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], stack: list[Running]
     ) -> Running:
-        error = stack[-1].error if stack else None
         try:
             entered = _entered(module, args, kwargs, stack)
-        except Exception as fault:  # it would end the model's run: a handler raises it where a call is made
-            entered, error = Running(module, "self", Told()), fault
-        if error is not None:
-            entered = entered._replace(error=error)
+        except Exception as error:  # it would end the model's run: a handler raises it where a call is made
+            entered = Running(module, "self", Told(), error=error)
         return entered if self.notes is None else entered._replace(noted=self.notes.begun(kwargs))
 
     @contextmanager
@@ -342,41 +324,36 @@ def _owners_of_forward(modules: Sequence[nn.Module]) -> Iterator[nn.Module | typ
             yield owner
 
 
-def kind_of(query: Tensor, key: Tensor) -> Kind:
+def kind_of(query: Tensor | None, key: Tensor | None) -> Kind:
     """The kind is self if both are one tensor, or the same view of one, else cross."""
     if query is key:
         return "self"
-    if query.is_nested or key.is_nested or not get_address(query):
+    if not (isinstance(query, Tensor) and isinstance(key, Tensor)) or query.is_nested or key.is_nested:
         return "cross"
     views = [(get_address(t), t.shape, t.stride()) for t in (query, key)]
-    return "self" if views[0] == views[1] else "cross"
+    return "self" if views[0] == views[1] and views[0][0] else "cross"
 
 
 def _entered(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], stack: list[Running]) -> Running:
     """The module with its padding and its kind: cross if it is called with a second sequence."""
+    around = stack[-1] if stack else Running(module, "self", Told())
+    told, ids, error, positions = around.told, around.ids, around.error, around.positions
     if len(args) <= 1 and not kwargs:  # no argument that is read below
-        around = stack[-1] if stack else Running(module, "self", Told())
-        return Running(module, "self", around.told, ids=around.ids, positions=around.positions, args=args)
+        return Running(module, "self", told, ids=ids, error=error, positions=positions, args=args)
     named = dict(kwargs)
     if len(args) > 1:
         named.update(zip(parameters(module.forward), args, strict=False))
     second = not SOURCES.isdisjoint(named) and any(isinstance(named.get(source), Tensor) for source in SOURCES)
     attends = isinstance(module, nn.MultiheadAttention) or getattr(type(module), "projects_inputs", False)
     if attends:
-        query, key = named.get("query"), named.get("key")
-        if isinstance(query, Tensor) and isinstance(key, Tensor):
-            second = kind_of(query, key) == "cross"
-        else:
-            second = key is not query
+        second = kind_of(named.get("query"), named.get("key")) == "cross"
     kind: Kind = "cross" if second else "self"
-    told = given(module.forward, named, stack[-1].told if stack else Told())
+    told = given(module.forward, named, told)
     if isinstance(module, OF_TORCH) or attends:
         told = given_to_torch(named, kind, told)
-    ids = named.get("input_ids")
-    ids = stack[-1].ids if ids is None and stack else ids
-    positions = next((named[name] for name in POSITIONS if named.get(name) is not None), None)
-    positions = stack[-1].positions if positions is None and stack else positions
-    return Running(module, kind, told, _cache_of(args, kwargs), ids=ids, positions=positions, args=args, kwargs=kwargs)
+    ids = ids if named.get("input_ids") is None else named["input_ids"]
+    positions = next((named[name] for name in POSITIONS if named.get(name) is not None), positions)
+    return Running(module, kind, told, _cache_of(args, kwargs), None, ids, error, positions, args, kwargs)
 
 
 def _cache_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

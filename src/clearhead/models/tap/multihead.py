@@ -7,7 +7,6 @@ other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +19,7 @@ from clearhead.masks.lengths import Lengths
 from clearhead.models.tap.handler import ModelHandler
 from clearhead.models.tap.intercepted_call import InterceptedCall
 from clearhead.models.tap.masks import Recorded
-from clearhead.models.tap.modules import Projection, kind_of
+from clearhead.models.tap.modules import kind_of
 from clearhead.models.tap.place import Projected
 from clearhead.problem.nested import pack
 
@@ -94,8 +93,8 @@ def read(
     place = Projected(out_proj_weight, num_heads, batch_first=False)
     backend, dropout_p = "multi_head_attention_forward", dropout_p if training else 0.0
     inputs = [t.transpose(0, 1) for t in (query, key, value)]
-    last = out_proj_weight, out_proj_bias
-    origin = _origin(handler, inputs, (to_query, to_key, to_value), biases, last)
+    notes, last = handler.stack.notes, (out_proj_weight, out_proj_bias)
+    origin = notes and notes.projected(inputs, (to_query, to_key, to_value), biases, last)
     return InterceptedCall(q, k, v, backend, lambda: masks, place, kind=kind, dropout_p=dropout_p, origin=origin)
 
 
@@ -114,10 +113,6 @@ def read_native(
     need_weights: bool = True,
     average_attn_weights: bool = True,
     mask_type: int | None = None,
-    *,
-    name: str | None = None,
-    backend: str = "_native_multi_head_attention",
-    of_layer: bool = False,
 ) -> InterceptedCall:
     """Read a call on the fast path of nn.MultiheadAttention. In its masks, bool or float, 0 means "allowed"."""
     kind = kind_of(query, key)
@@ -131,9 +126,10 @@ def read_native(
     weights, biases = qkv_weight.chunk(3), qkv_bias.chunk(3)
     wanted = list(zip((query, key, value), weights, biases, strict=True))[: 3 if handler.values else 2]
     q, k, *v = (_heads(F.linear(x, weight, bias), num_head) for x, weight, bias in wanted)
-    place = None if of_layer else Projected(proj_weight, num_head, batch_first=True)
-    origin = _origin(handler, (query, key, value), weights, biases, (proj_weight, proj_bias))
-    return InterceptedCall(q, k, v[0] if v else None, backend, lambda: masks, place, name, kind, origin=origin)
+    place = Projected(proj_weight, num_head, batch_first=True)
+    notes, backend = handler.stack.notes, "_native_multi_head_attention"
+    origin = notes and notes.projected((query, key, value), weights, biases, (proj_weight, proj_bias))
+    return InterceptedCall(q, k, v[0] if v else None, backend, lambda: masks, place, kind=kind, origin=origin)
 
 
 def read_layer(
@@ -150,45 +146,20 @@ def read_layer(
     eps: float,
     norm_weight_1: Tensor,
     norm_bias_1: Tensor,
-    norm_weight_2: Tensor,
-    norm_bias_2: Tensor,
-    ffn_weight_1: Tensor,
-    ffn_bias_1: Tensor,
-    ffn_weight_2: Tensor,
-    ffn_bias_2: Tensor,
-    mask: Tensor | None = None,
-    mask_type: int | None = None,
+    *rest: Any,
 ) -> InterceptedCall:
-    """Read a call on the fast path of nn.TransformerEncoderLayer, which calls no module inside."""
+    """Read a call on the fast path of nn.TransformerEncoderLayer, which calls no module inside.
+
+    `rest`: weights and biases of the second norm and the two linear layers, then the mask and its type.
+    """
     x = F.layer_norm(src, (embed_dim,), norm_weight_1, norm_bias_1, eps) if norm_first else src
     innermost = handler.stack.innermost
     own = getattr(innermost.module, "self_attn", None) if innermost else None
-    weights = qkv_weight, qkv_bias, proj_weight, proj_bias
-    name = handler.stack.names.get(id(own))
-    return read_native(
-        handler,
-        *(x, x, x),
-        embed_dim,
-        num_heads,
-        *weights,
-        mask,
-        mask_type=mask_type,
-        name=name,
-        backend="_transformer_encoder_layer_fwd",
-        of_layer=True,
-    )
-
-
-def _origin(
-    handler: ModelHandler,
-    inputs: Sequence[Tensor],
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor | None],
-    last: Projection,
-) -> Any:
-    """The origin of query, key and value: the three parts of the module's input projection, on these inputs."""
-    notes = handler.stack.notes
-    return None if notes is None else notes.projected(inputs, weights, biases, last)
+    weights, (mask, mask_type) = (qkv_weight, qkv_bias, proj_weight, proj_bias), (*rest[6:], None, None)[:2]
+    call = read_native(handler, x, x, x, embed_dim, num_heads, *weights, mask, mask_type=mask_type)
+    call.backend, call.name = "_transformer_encoder_layer_fwd", handler.stack.names.get(id(own))
+    call.place = None  # the output of the heads is inside of the function
+    return call
 
 
 def _heads(projected: Tensor, heads: int) -> Tensor:

@@ -130,10 +130,8 @@ def of_call(told: Told, kind: str, problem: Problem, uniform: Tensor | None, fil
     sizes = problem.sizes
     batch, _, queries, keys = sizes.shape
     if kind == "cross":
-        own, source = (
-            None if t is None or t.shape != (batch, length) else t
-            for t, length in ((told.own, queries), (told.source, keys))
-        )
+        sides = (told.own, queries), (told.source, keys)
+        own, source = (None if t is None or t.shape != (batch, length) else t for t, length in sides)
         return _real(own, _unhidden(problem, uniform, kind, keys) if source is None else source, sizes)
     if (problem.visible, problem.bias, uniform) == (None, None, None):
         return None  # a sequence of the same length, such as the patches of an image
@@ -155,10 +153,8 @@ def _of_sequence(own: Tensor | None, problem: Problem, uniform: Tensor | None) -
     batch, _, queries, keys = sizes.shape
     if own is None or own.shape[0] != batch or not queries <= own.shape[1] or own.shape[1] > keys == queries:
         return None
-    if bool((own != own[:1]).any()) and _alike(
-        problem, uniform
-    ):  # `own` is one mask (L, L) for all sequences, where B = L
-        return None
+    if bool((own != own[:1]).any()) and _alike(problem, uniform):
+        return None  # `own` is one mask (L, L) for all sequences, where B = L
     length = own.shape[1]
     of_keys = own[:, length - keys :] if length >= keys else F.pad(own, (0, keys - length))
     real = _real(own[:, length - queries :], of_keys, sizes)

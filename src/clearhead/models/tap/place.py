@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +11,14 @@ from torch import Tensor
 from clearhead.problem.record import copied
 
 
-class Place(ABC):
-    """The place of the output in a result: a tensor, or a tuple whose first entry is the tensor."""
+class Place:
+    """The place of the output in a result: a tensor, or a tuple whose first entry is the tensor.
+
+    `view` makes the tensor, or its gradient, (B, H, Lq, Ev), head by head; `made` makes an output a result.
+    """
+
+    def __init__(self, view: Callable[[Tensor], Tensor], made: Callable[[Tensor], Any]) -> None:
+        self._view, self.made = view, made
 
     def tensor(self, result: Any) -> Tensor:
         """The tensor of the result that holds the output."""
@@ -24,23 +29,18 @@ class Place(ABC):
         """The same result with another tensor in its place."""
         return (tensor, *result[1:]) if isinstance(result, tuple) else tensor
 
-    @abstractmethod
     def by_head(self, tensor: Tensor) -> Tensor | None:
         """The output (B, H, Lq, Ev), a view of the tensor; None where a projection has mixed the heads."""
-
-    def made(self, output: Tensor) -> Any:
-        """A result that holds this output (B, H, Lq, Ev), or None where none can be made."""
-        return None
+        return self._view(tensor)
 
     def kept(self) -> Place:
         """The same with copies of parameters: the model's may be freed or written to before a backward pass."""
         return self
 
-    @abstractmethod
     def gradient(self, grad: Tensor) -> Tensor:
         """The gradient of the output, (B, H, Lq, Ev), by the gradient of the tensor."""
+        return self._view(grad)
 
-    @abstractmethod
     def changed(
         self, tensor: Tensor, batch: slice, heads: slice, queries: Tensor, old: Callable[[], Tensor], new: Tensor
     ) -> Tensor:
@@ -48,26 +48,6 @@ class Place(ABC):
 
         `old` computes the output that stood there.
         """
-
-
-class Separate(Place):
-    """Head by head. `view` makes a tensor, or a gradient, (B, H, Lq, Ev); `made` makes an output a result."""
-
-    def __init__(self, view: Callable[[Tensor], Tensor], made: Callable[[Tensor], Any]) -> None:
-        self._view, self._made = view, made
-
-    def made(self, output: Tensor) -> Any:
-        return self._made(output)
-
-    def by_head(self, tensor: Tensor) -> Tensor:
-        return self._view(tensor)
-
-    def gradient(self, grad: Tensor) -> Tensor:
-        return self._view(grad)
-
-    def changed(
-        self, tensor: Tensor, batch: slice, heads: slice, queries: Tensor, old: Callable[[], Tensor], new: Tensor
-    ) -> Tensor:
         tensor = tensor.clone(memory_format=torch.contiguous_format)  # so that `view` gives a view
         self._view(tensor)[batch, heads, queries] = new.to(tensor.dtype)
         return tensor
@@ -106,4 +86,4 @@ class Projected(Place):
         return tensor if self._batch_first else tensor.transpose(0, 1)
 
 
-BY_HEAD = Separate(lambda output: output, lambda output: output)
+BY_HEAD = Place(lambda output: output, lambda output: output)

@@ -3,44 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.compiler import is_dynamo_compiling
 
 from clearhead.base.contexts import has_compiled_code
-from clearhead.base.errors import UnsupportedError
+from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.torch_private import compiled_call, compiler_here, forward_is_compiled, skip_code, wraps_compiled
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 
-def refuse_compiled(model: nn.Module, purpose: str = "watch", what: str = "records") -> None:
-    """Raise where torch.compile() has been put on the model or on a module inside it.
 
-    `purpose`: the function that was called. `what`: its verb for the model's attention calls, such as "records".
-    """
+def is_compiled(module: nn.Module) -> bool:
+    """Whether torch.compile() has been put on this module."""
+    return wraps_compiled(module) or compiled_call(module) is not None or forward_is_compiled(module)
+
+
+def validate_model(model: Any, who: str) -> None:
+    """Raise for anything but a module, and where torch.compile() has been put on it or on a module inside it."""
+    if not isinstance(model, nn.Module):
+        raise ClearheadError(f"{who} takes a torch.nn.Module; got a {type(model).__name__}.")
     for name, module in model.named_modules():
-        if wraps_compiled(module):
-            remedy = "Pass the model that was compiled" + (f": {purpose}(model._orig_mod)." if module is model else ".")
-        elif compiled_call(module) is not None:
-            remedy = f"Pass a copy, which is not compiled: {purpose}(copy.deepcopy(model))."
-        elif forward_is_compiled(module):
-            remedy = "Put its own forward back: del module.forward."
-        else:
-            continue
-        shown = f"{type(model).__name__}.{name}" if name else "the model"
-        raise UnsupportedError(
-            f"{shown} is compiled: torch.compile() merges the calls that {purpose}() {what}, and the outputs of the "
-            f"model would change.\n{remedy} Both have the same weights, and so the same attention."
-        )
-
-
-def compiled_inside(model: nn.Module) -> bool:
-    """Whether torch.compile() has been put on the model or on a module inside it."""
-    return any(
-        wraps_compiled(module) or compiled_call(module) is not None or forward_is_compiled(module)
-        for module in model.modules()
-    )
+        if is_compiled(module):
+            shown = f"{type(model).__name__}.{name}" if name else "the model"
+            raise UnsupportedError(
+                f"{shown} is compiled, which merges the calls that {who}() reads. Pass the model that was compiled, "
+                f"{who}(model._orig_mod); after model.compile() a copy, {who}(copy.deepcopy(model)); and put back a "
+                "compiled forward: del module.forward."
+            )
 
 
 def refuse_compiled_code(model: nn.Module) -> None:
@@ -51,9 +43,8 @@ def refuse_compiled_code(model: nn.Module) -> None:
             if has_compiled_code(function):
                 raise UnsupportedError(
                     f"{type(module).__name__}.forward{f' (of {name})' if name else ''} has been compiled already, for "
-                    "this model or for another of its class, and this code would be used again, without a monitor's "
-                    "operations.\nCall torch.compiler.reset() first, then monitor the model, then run it: it is "
-                    "compiled anew."
+                    "this model or for another of its class, and this code would be used again, without a monitor.\n"
+                    "Call torch.compiler.reset() first, then monitor the model, then run it: it is compiled anew."
                 )
             function = getattr(function, "__wrapped__", None)
 
@@ -81,7 +72,7 @@ def is_compiled_here() -> bool:
 WATCHED = "watch() records this attention call in eager code; compile with fullgraph=False"
 
 
-def uncompiled(function: Callable[..., Any], reason: str = WATCHED) -> Callable[..., Any]:
+def uncompiled(function: Function, reason: str = WATCHED) -> Function:
     """The function, which always runs in eager code: if the compiler traced it, it would record while compiling."""
-    apart: Callable[..., Any] = torch.compiler.disable(function, reason=reason)  # type: ignore[no-untyped-call]
+    apart: Function = torch.compiler.disable(function, reason=reason)  # type: ignore[no-untyped-call]
     return apart

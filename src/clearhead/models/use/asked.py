@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clearhead.base.errors import ClearheadError
-from clearhead.base.numbers import check_count
+from clearhead.base.numbers import check_count, check_flag
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.inspection.reductions.by_query import Output, TopK
-from clearhead.models.tap.choice import Heads, Item, checked_heads, checked_layers, chooses
+from clearhead.models.tap.choice import Heads, Item, checked_layers, checked_positions, chooses
 from clearhead.models.tap.layers import Site
 from clearhead.models.use.means import Means
 
@@ -48,40 +48,29 @@ class Asked(NamedTuple):
 def asked(every: Any = 1, layers: Any = None, values: Any = False, gradients: Any = False) -> Asked:
     """The arguments of `watch`, checked."""
     check_count(every, 1, "every")
-    layers = checked_layers(layers, "watch")
-    for name, flag in (("values", values), ("gradients", gradients)):
-        if not isinstance(flag, bool):
-            raise ClearheadError(f"watch: {name} is {flag!r}; expected True or False.")
-    return Asked(None, every, layers, None, None, values, gradients)
+    values, gradients = check_flag(values, "watch: values"), check_flag(gradients, "watch: gradients")
+    return Asked(None, every, checked_layers(layers, "watch"), None, None, values, gradients)
 
 
 def asked_to_reduce(
-    reductions: Any,
-    every: Any = 1,
-    layers: Any = None,
-    heads: Any = None,
-    merge: Any = None,
-    fuse: Any = False,
-    who: str = "statistics",
+    reductions: Any, every: Any = 1, layers: Any = None, heads: Any = None, merge: Any = None, fuse: Any = False
 ) -> Asked:
-    """The arguments of `statistics`, checked. `who`: the function that was called."""
+    """The arguments of `statistics`, checked."""
     keep = tuple(reductions) if isinstance(reductions, list | tuple) else (reductions,)
     if not keep or not all(isinstance(one, Reduction) for one in keep):
         raise ClearheadError(
-            f"statistics: reductions is {reductions!r}; expected reductions, such as "
-            "[ch.reductions.Entropy(), ch.reductions.TopK(5)]."
+            f"statistics: reductions is {reductions!r}; expected reductions, as ch.reductions.Entropy()."
         )
     if any(isinstance(one, Output) for one in keep):
-        raise ClearheadError(
-            "statistics: reductions has an Output(value), whose values are of one call; a model makes many."
-        )
+        raise ClearheadError("statistics: reductions has an Output(value), whose values are of one call alone.")
     for one in keep:
         if type(one) is TopK:
             check_count(one.k, 1, "k of TopK", most=2**31 - 1)
     check_count(every, 1, "every")
-    layers, heads = checked_layers(layers, who), checked_heads(heads, who)
+    layers = checked_layers(layers, "statistics")
+    checked_positions(heads, "statistics: heads")
     if not (merge is None or isinstance(merge, Means)):
         raise ClearheadError(f"statistics: merge is a {type(merge).__name__}; expected a ch.models.Means().")
     if not isinstance(fuse, bool) or (fuse and heads is not None):
         raise ClearheadError(f"statistics: fuse is {fuse!r}; True goes with all heads, whose pass gives the output.")
-    return Asked(keep, every, layers, heads, merge, fuse=fuse, who=who)
+    return Asked(keep, every, layers, heads, merge, fuse=fuse, who="statistics")

@@ -40,12 +40,9 @@ class ToSinks(Reduction):
 
 def _find_first_key(problem: Problem) -> Tensor:
     """A tensor (B or 1, Lk, 1) with 1 at the first key that some query of the sequence may see, and 0 elsewhere."""
-    sizes = problem.sizes
-    place = torch.arange(sizes.keys, device=sizes.device)
-    if problem.spans is None:
-        first = place == 0
-        return first.to(problem.key.dtype).view(1, -1, 1)
-    keys = seen(problem.spans, sizes)[0].any(1)  # (B or 1, Lk)
+    sizes, spans = problem.sizes, problem.spans
+    every = torch.ones(1, sizes.keys, dtype=torch.bool, device=sizes.device)
+    keys = every if spans is None else seen(spans, sizes)[0].any(1)  # (B or 1, Lk)
     first = keys & (keys.cumsum(-1) == 1)
     return first.to(problem.key.dtype).unsqueeze(-1)
 

@@ -13,6 +13,8 @@ from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.text import listed
 from clearhead.models.use.reduced import ReducedCall
 
+_lock = threading.Lock()  # of all means, since a lock of their own could not be copied
+
 
 class Means:
     """Means, for each head, of the results of `clearhead.models.statistics` over any number of calls.
@@ -39,19 +41,12 @@ class Means:
         self._sums: dict[str, list[Tensor]] = {}
         self._counts: dict[str, list[Tensor]] = {}
         self._of: dict[str, Any] = {}  # by module, the reductions and heads of its means, where they are known
-        self._lock = threading.Lock()
-
-    def __getstate__(self) -> dict[str, Any]:  # a lock can't be copied
-        return {name: value for name, value in vars(self).items() if name != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _lock=threading.Lock())
 
     def add(self, call: ReducedCall) -> None:
         """Add one call."""
         sums, counts = zip(*call.sums(), strict=True)
         asked = [type(one).__name__ for one in call.reductions], call.heads
-        with self._lock:
+        with _lock:
             if self._of.get(call.name, asked) != asked:
                 (names, heads), (before, heads_before) = asked, self._of[call.name]
                 raise ClearheadError(
@@ -77,7 +72,7 @@ class Means:
 
     def include(self, state: Mapping[str, Tensor], modules: Iterable[str]) -> None:
         """Add the sums and counts of another `Means`, by its state, for these modules."""
-        with self._lock:
+        with _lock:
             for name in modules:
                 results = range(sum(key.startswith(f"{name}:") and key.endswith(":sum") for key in state))
                 self._add(name, *([state[f"{name}:{i}:{what}"] for i in results] for what in ("sum", "count")))
@@ -109,23 +104,19 @@ class Means:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Replace all sums and counts by these. Raises a `ClearheadError` unless they are the state of a `Means`."""
+        wrong = "the state of Means has tensors 'module:number:sum' and …count of each result, alike in shape"
         found: dict[str, dict[int, dict[str, Tensor]]] = {}
         for key, tensor in state.items() if isinstance(state, Mapping) else [(state, None)]:
             name, number, what = [*key.rsplit(":", 2), "", ""][:3] if isinstance(key, str) else ["", "", ""]
             if what not in ("sum", "count") or not number.isdecimal() or not isinstance(tensor, Tensor):
-                raise ClearheadError(
-                    f"{key!r} is no entry of the state of Means: they are tensors, 'module:number:sum' and …count."
-                )
-            found.setdefault(name, {}).setdefault(int(number), {})[what] = tensor.detach().to(
-                "cpu", torch.float64, copy=True
-            )
+                raise ClearheadError(f"{wrong}; got {key!r}.")
+            held = found.setdefault(name, {}).setdefault(int(number), {})
+            held[what] = tensor.detach().to("cpu", torch.float64, copy=True)
         for name, by_number in found.items():
             whole = sorted(by_number) == list(range(len(by_number))) and all(len(t) == 2 for t in by_number.values())
             alike = (t["count"].shape == (*t["sum"].shape[:1], *(1,) * (t["sum"].ndim - 1)) for t in by_number.values())
             if not whole or not all(alike):
-                raise ClearheadError(
-                    f"the state of Means needs a sum and a count, alike in shape, of each result of {name!r}."
-                )
+                raise ClearheadError(f"{wrong}; those of {name!r} are not.")
         self._of = {}
         self._sums, self._counts = (
             {name: [by_number[i][what] for i in sorted(by_number)] for name, by_number in found.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from torch import nn
 
@@ -13,21 +13,11 @@ from clearhead.models.tap.transformers_private import named_backend
 from clearhead.models.use.departure import Departure
 
 
-def fits_none(padding: Sequence[int], sizes: Iterable[tuple[int, int]]) -> str:
-    """`padding`: its shape. `sizes`: batch and keys of the calls."""
-    return (
-        f"watch: padding has shape {tuple(padding)}, and the calls have (batch, keys) "
-        f"{', '.join(map(str, sorted(sizes)[:6]))}. Pass the attention mask of the batch that the model was given, "
-        "(B, L)."
-    )
-
-
 def lost(calls: int) -> str:
     return (
         f"{calls} calls of scaled_dot_product_attention are not in the record: they were made while the model ran, in "
-        "threads that ran no module, so which module they belong to is unknown. If the model's forward hands its "
-        "attention to a pool of threads, call a module of the model there, or run it in one thread; if they were not "
-        "the model's, nothing is missing."
+        "threads that ran no module. If the model's forward hands its attention to a pool of threads, call a module of "
+        "the model there, or run it in one thread; if they were not the model's, nothing is missing."
     )
 
 
@@ -50,11 +40,10 @@ def nothing_seen(model: nn.Module, others: Iterable[str]) -> str:
         lines.append("Some models make such calls on another one: load it with attn_implementation='sdpa', if it can.")
     lines += others
     lines.append(
-        "Run the model itself inside the `with`, and not what torch.compile() made of it. "
-        "Recognised are models of transformers that use its attention interface, torch.nn.MultiheadAttention and "
-        "torch.nn's Transformer layers, and direct calls of torch.nn.functional.scaled_dot_product_attention; a model "
-        "that computes attention in its own code (DeBERTa, Bloom, GPT-J), or in TorchScript, can be recorded once that "
-        "code calls one of these."
+        "Run the model itself inside the `with`, and not what torch.compile() made of it. Recognised are models of "
+        "transformers that use its attention interface, torch.nn.MultiheadAttention and torch.nn's Transformer layers, "
+        "and direct calls of torch.nn.functional.scaled_dot_product_attention; a model that computes attention in its "
+        "own code (DeBERTa, Bloom, GPT-J), or in TorchScript, can be recorded once that code calls one of these."
     )
     return "\n".join(lines)
 

@@ -19,20 +19,14 @@ from clearhead.base.torch_private import compiler_here
 from clearhead.explanation.diagnosis.checks import entropy_collapse
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis
 from clearhead.models.table import Table
-from clearhead.models.tap.choice import Layers, check_layers
+from clearhead.models.tap.choice import Layers, check_layers, checked_layers
 from clearhead.models.tap.compiled import CompiledCalls
 from clearhead.models.tap.intercept import intercept
 from clearhead.models.tap.layers import LayerName, Site
 from clearhead.models.tap.patch import replacing
-from clearhead.models.tap.refused import (
-    compiled_inside,
-    prepare_compiler,
-    refuse_compiled,
-    refuse_compiled_code,
-    uncompiled,
-)
+from clearhead.models.tap.refused import is_compiled, prepare_compiler, refuse_compiled_code, uncompiled, validate_model
 from clearhead.models.use import missed
-from clearhead.models.use.asked import Asked, asked_to_reduce
+from clearhead.models.use.asked import Asked
 from clearhead.models.use.departure import Departure
 from clearhead.models.use.head_figures import COLUMNS, KEEP, compute_figures, make_rows
 from clearhead.models.use.recorder import Recorder
@@ -68,7 +62,7 @@ def monitor(
     step's number and its rows; or TensorBoard's `SummaryWriter`, or an object with the same `add_scalar`, which is
     given each number under a tag such as "entropy/layers.0.self_attn/3", where 3 is the head. `layers`: as for `watch`.
     Returns a `Monitor`, which ends with the `with`, or by its `remove()`. With a callback it stays on the model until
-    then. Without a callback it ends when it is no longer referenced, and warns if its table was never read.
+    then. Without a callback it ends when it is no longer referenced.
 
     The numbers of each head are over the queries of all sequences that see a key and are no padding:
     entropy: the mean of H_i = −Σ_j w_ij log w_ij, in nats (`Entropy`).
@@ -94,12 +88,10 @@ def monitor(
     al. 2023, "Scaling Vision Transformers to 22 Billion Parameters" (logits); Gu et al. 2025, "When Attention Sink
     Emerges in Language Models" (first key).
     """
-    if not isinstance(model, nn.Module):
-        raise ClearheadError(f"monitor takes a torch.nn.Module; got a {type(model).__name__}.")
+    validate_model(model, "monitor")
     check_count(every, 1, "every")
-    what = asked_to_reduce(KEEP, layers=layers, who="monitor")
+    what = Asked(KEEP, 1, checked_layers(layers, "monitor"), None, None, who="monitor")
     call = _as_function(callback)
-    refuse_compiled(model, "monitor", "reads")
     refuse_compiled_code(model)
     return Monitor(model, every, call, what)
 
@@ -111,10 +103,7 @@ def _as_function(callback: Any) -> Callback | None:
             write(f"{column}/{row['module']}/{row['head']}", row[column], step) for row in rows for column in COLUMNS
         ]
     if callback is not None and not callable(callback):
-        raise ClearheadError(
-            f"monitor: callback is a {type(callback).__name__}; expected a function of a step and its rows, or "
-            "TensorBoard's SummaryWriter."
-        )
+        raise ClearheadError(f"monitor: callback is a {type(callback).__name__}; expected a function or SummaryWriter.")
     found: Callback | None = callback
     return found
 
@@ -140,25 +129,19 @@ class Monitor:
         self._departures: dict[Site, Departure | None] = {}  # of the first calls that functions of others computed
         self._compiled_calls, self._installed = CompiledCalls(model), ExitStack()
         try:
-            with Delayed():
-                self._install(model)
+            with Delayed(), ExitStack() as stack:
+                stack.enter_context(self._compiled_calls.installed())
+                before, after = (_Hook(_weak(method, self._installed)) for method in (self._begin, self._end))
+                if self._callback is not None:  # the model keeps the monitor until it is removed
+                    before.calls(self._begin)
+                    after.calls(self._end)
+                stack.callback(model.register_forward_pre_hook(before, with_kwargs=True).remove)
+                stack.callback(model.register_forward_hook(after, always_call=True).remove)
+                self._installed.enter_context(stack.pop_all())
+                self._removed = False
         except BaseException:
             self.remove()
             raise
-
-    def _install(self, model: nn.Module) -> None:
-        with ExitStack() as stack:
-            stack.enter_context(self._compiled_calls.installed())
-            before, after = self._hooks = (
-                _Hook(_weak(self._begin, self._installed)),
-                _Hook(_weak(self._end, self._installed)),
-            )
-            if self._callback is not None:
-                self._stay()
-            stack.callback(model.register_forward_pre_hook(before, with_kwargs=True).remove)
-            stack.callback(model.register_forward_hook(after, always_call=True).remove)
-            self._installed.enter_context(stack.pop_all())
-        self._removed = False
 
     def table(self) -> Table:
         """A row for each monitored step, module and head, as `pandas.DataFrame` takes them.
@@ -186,22 +169,11 @@ class Monitor:
 
     def __enter__(self) -> Self:
         if self._removed:
-            raise ClearheadError(
-                "this monitor was removed, or its `with` has ended: write `with ch.models.monitor(...):` each time."
-            )
+            raise ClearheadError("this monitor has ended: write `with ch.models.monitor(...):` each time.")
         return self
 
-    def _stay(self) -> None:
-        """Make the model keep this monitor until it is removed."""
-        for hook, method in zip(self._hooks, (self._begin, self._end), strict=True):
-            hook.calls(method)
-
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
-        try:
-            self.remove()
-        finally:
-            if not self._removed:  # an interrupt came before the line above could begin
-                self.remove()
+        self.remove()
         if kind is None and not self.steps:
             raise ClearheadError(
                 "monitor: the model was not called in training mode. Call model.train() before, and the model itself; "
@@ -231,10 +203,7 @@ class Monitor:
         here.passing = True
         if step % self.every:
             return
-        one = _Step(module, self._asked, here, step)
-        one.monitor = self  # the record stays until the pass has ended
-        one.departures = dict(self._departures)
-        one.compiled = compiled or compiled_inside(module)
+        one = _Step(self, module, step, compiled or any(map(is_compiled, module.modules())))
         with Delayed(), ExitStack() as stack:
             if not one.compiled:  # compiled code would pause at a function mode
                 stack.enter_context(intercept(one, backends=False))
@@ -261,23 +230,21 @@ class Monitor:
         if step.unread and self._asked.layers is None and not self._told:
             self._told = True
             self._line.warn(step.told_of_unread("monitored", "monitor(model, layers=…)"))
-        self._warn_of_layers(step)
+        self._note_layers(step)
         if not step.reduced:  # none of the chosen layers: training may leave some out
-            with self._lock:
-                self._sites |= step.sites
             return
         found = compute_figures(step.reduced)
         with self._lock:
-            self._sites |= step.sites
             self._found.append((step.number, found))
             for call in step.reduced:
                 self._layers.setdefault(call.name, call.layer)
         if self._callback is not None:
             self._callback(step.number, make_rows(step.number, found, self._layers))
 
-    def _warn_of_layers(self, step: _Step) -> None:
-        """Warn once of each layer that is not monitored, or that computes something else."""
+    def _note_layers(self, step: _Step) -> None:
+        """Note the layers of a step. Warn once of each that is not monitored, or that computes something else."""
         with self._lock:
+            self._sites |= step.sites
             missing = {site: reason for site, reason in step.missing.items() if site not in self._missing}
             departures = {site: one for site, one in step.departures.items() if site not in self._departures}
             self._missing |= missing
@@ -289,11 +256,11 @@ class Monitor:
 
     def _close(self) -> None:
         here = self._here
+        here.passing = False
         if here.step is None:
-            here.passing = False
             return
         with Delayed():
-            opened, here.open, here.step, here.passing = here.open, ExitStack(), None, False
+            opened, here.open, here.step = here.open, ExitStack(), None
             opened.close()
             with self._lock:
                 self._open -= 1
@@ -328,12 +295,10 @@ class _Here(threading.local):
 class _Step(Recorder):
     """Records one pass, and nothing of other passes that run in other threads meanwhile."""
 
-    compiled = False
-    monitor: Monitor
-
-    def __init__(self, model: nn.Module, asked: Asked, here: _Here, number: int) -> None:
-        super().__init__(model, asked)
-        self.number, self._here = number, here
+    def __init__(self, monitor: Monitor, model: nn.Module, number: int, compiled: bool) -> None:
+        super().__init__(model, monitor._asked)
+        self.monitor, self._here = monitor, monitor._here  # the monitor stays until the pass has ended
+        self.number, self.compiled, self.departures = number, compiled, dict(monitor._departures)
 
     @property
     def idle(self) -> bool:

@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
-from types import NoneType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -38,14 +37,14 @@ from clearhead.models.tap.choice import check_layers
 from clearhead.models.tap.handler import ModelHandler
 from clearhead.models.tap.intercept import intercept
 from clearhead.models.tap.intercepted_call import InterceptedCall, of_one_dtype
-from clearhead.models.tap.keywords import MASKED, NAME
+from clearhead.models.tap.keywords import MASKED, NAME, dot
 from clearhead.models.tap.layers import Site
-from clearhead.models.tap.modules import Notes, Projection, Running
-from clearhead.models.tap.padding import as_said, checked, fits
+from clearhead.models.tap.modules import Notes, Projection, Running, Tensors
+from clearhead.models.tap.padding import as_said, fits
 from clearhead.models.tap.padding import of_call as padding_of
 from clearhead.models.tap.patch import wrappers
-from clearhead.models.tap.place import Place, Separate
-from clearhead.models.tap.refused import refuse_compiled, uncompiled
+from clearhead.models.tap.place import Place
+from clearhead.models.tap.refused import uncompiled
 from clearhead.models.use import missed
 from clearhead.models.use.asked import Asked, asked
 from clearhead.models.use.departure import Departure, of_call
@@ -63,6 +62,9 @@ from clearhead.problem.words import Words
 from clearhead.scores.base import ByTile, Score
 from clearhead.scores.dot import Dot
 
+# the record of a call; its query and key, before projections of the score; and its score and mask, as they were given
+Parts = tuple[Record, Tensor, Tensor, Score, Mask | None]
+
 
 class Recorder(ModelHandler):
     def __init__(self, model: nn.Module, asked: Asked, padding: Tensor | None = None) -> None:
@@ -72,7 +74,6 @@ class Recorder(ModelHandler):
         self.calls: list[AttentionCall] = []
         self.reduced: list[ReducedCall] = []
         self.asked = asked
-        self.seen = 0  # how many calls were recorded
         self.departures: dict[Site, Departure | None] = {}  # of the first calls that functions of others computed
         self.missing: dict[Site, str] = {}  # the layers whose calls could not be recorded, each with the first reason
         self.undecided = ""  # why the choice of layers cannot be made, which is an error at the end
@@ -81,7 +82,6 @@ class Recorder(ModelHandler):
         self.sizes: set[tuple[int, int]] = set()  # (batch, keys) of the calls
         self._runs: dict[int, int] = {}  # the number of each run, by the entry of the stack
         self.caches = Caches(asked.every)
-        self._scores: dict[tuple[float | None, float | None], Dot] = {}
         self._origins = Origins()
         self._ids: tuple[int, Any, Tensor | None] = -1, None, None  # a run, its ids, and their copy
         self.stack.notes = self._origins if asked.values and self.copies else None
@@ -146,53 +146,31 @@ class Recorder(ModelHandler):
                 "dropout: the two do not belong together. Pass model.eval(), or set the model's attention dropout to 0."
             )
         if call.problem is not None and call.arguments is not None:
-            return self._keep(call, site, *read(call.problem, call.arguments, self.copies), None)
+            return self._keep(call, site, read(call.problem, call.arguments, self.copies), None)
         with without_function_modes():  # else the watch's function mode would see each operation here
             query, key, _ = of_one_dtype(call.query.detach(), call.key.detach())
             query = copied(query) if self.copies else query
-            masks, score = call.masks, self._score(call)
+            masks, score = call.masks, call.score
             sinks = None if call.sinks is None else call.sinks.detach().clone()
             problem = masks.problem(query, key, score, sinks)
             if masks.align is None and site.kind == "self":
                 sizes, in_use = problem.sizes, filled(problem, masks.uniform, self.innermost)
                 if in_use < sizes.keys:  # empty slots of a static cache stand behind the last query
                     problem = problem._replace(sizes=sizes._replace(align=max(in_use - sizes.queries, 0)))
-        return self._keep(call, site, now(problem), query, problem.key, score, masks.mask, masks.uniform)
-
-    def _score(self, call: InterceptedCall) -> Dot:
-        """The score of a call: an earlier call's score if it is equal, since it takes time to make a module."""
-        if call.change is not None or not (
-            type(call.scale) in (float, NoneType) and type(call.softcap) in (float, NoneType)
-        ):
-            return call.score
-        settings = call.scale, call.softcap
-        if settings not in self._scores:
-            self._scores[settings] = call.score
-        return self._scores[settings]
+        return self._keep(call, site, (now(problem), query, problem.key, score, masks.mask), masks.uniform)
 
     def _change(self, call: InterceptedCall, site: Site, problem: Problem, unmasked: Unmasked | None) -> Change | None:
         """The change that an edit makes to this call; None where no edit changes it."""
         if not editing():
             return None
-        module = next(
-            (number for number, known in self.stack.names.items() if known == site.name), id(self.innermost.module)
-        )
+        names = self.stack.names
+        module = next((number for number in names if names[number] == site.name), id(self.innermost.module))
         value = None if call.value is None else call.value.detach().to(problem.query.dtype)
         return change_of(module, problem._replace(value=value), call.dropout_p, unmasked, site.kind)
 
-    def _keep(
-        self,
-        given: InterceptedCall,
-        site: Site,
-        record: Record,
-        query: Tensor,
-        key: Tensor,
-        score: Score,
-        mask: Mask | None,
-        uniform: Tensor | None,
-    ) -> Any:
-        """Keep a call, as its edits change it. `score`, `mask`: as the caller gave them. Gives the call's result where
-        the statistics have computed it."""
+    def _keep(self, given: InterceptedCall, site: Site, parts: Parts, uniform: Tensor | None) -> Any:
+        """Keep a call, as its edits change it. Gives the call's result where the statistics have computed it."""
+        record, query, key, score, mask = parts
         innermost, place, dropped = self.innermost, given.place, bool(given.dropout_p)
         value = given.value if self._copies_values else None
         change = self._change(given, site, record.problem, unmasked(query, uniform))
@@ -208,7 +186,7 @@ class Recorder(ModelHandler):
             knows_more = own is not None and own.shape[1] > self.padding.shape[1]  # a generation's mask grows with it
             if not (knows_more or (kind == "self" and self._decodes(name))):
                 padding = as_said(self.padding, kind, sizes, in_use)
-        outcome = Outcome(dropped=dropped) if self.asked.values or self.asked.gradients else None
+        outcome = Outcome(dropped=dropped) if self._copies_values else None
         values, instead = None, None
         joins = self.copies and key is problem.key
         if not self.copies:
@@ -253,7 +231,6 @@ class Recorder(ModelHandler):
                 self.reduced.append(found)
             else:
                 self.asked.merge.add(found)
-        self.seen += 1
         looks: list[Callable[[Any], None]] = []
         if outcome is not None and self.copies:
             looks.append(outcome.of(place, self.asked.gradients))
@@ -333,7 +310,7 @@ def _fused_value(call: InterceptedCall, padding: Words | None) -> Tensor | None:
     query, key, value = call.query, call.key, call.value
     if value is None or call.dropout_p or padding is not None or any_autocast() or call.foreign:
         return None
-    if not isinstance(call.place, Separate) or call.backend not in ("sdpa", NAME, MASKED) or wrappers() > 1:
+    if type(call.place) is not Place or call.backend not in ("sdpa", NAME, MASKED) or wrappers() > 1:
         return None
     if torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value)):
         return None
@@ -356,8 +333,8 @@ def filled(problem: Problem, uniform: Tensor | None, running: Running) -> int:
     return max(int(stop.max(initial=0)), min(counted, keys)) or keys
 
 
-def read(problem: Problem, call: Arguments, copy: bool) -> tuple[Record, Tensor, Tensor, Score, Mask | None]:
-    """The record of a call; its query and key, before projections of the score; and its score and mask as given."""
+def read(problem: Problem, call: Arguments, copy: bool) -> Parts:
+    """The record and the parts of a call of clearhead's own attention."""
     kept = record(problem._replace(sizes=problem.sizes._replace(leading=None)), copy=copy)
     scores, given = kept.problem.scores, as_score(call.score)
     if not copy:
@@ -366,8 +343,7 @@ def read(problem: Problem, call: Arguments, copy: bool) -> tuple[Record, Tensor,
     if isinstance(scores, ByTile):
         return kept, scores.query, scores.key, scores.score, _mask(call.mask, kept.problem)
     if isinstance(given, Dot):
-        score = Dot(scores.scale, scores.softcap)
-        return kept, scores.query, scores.key, score, _mask(call.mask, kept.problem)
+        return kept, scores.query, scores.key, dot(scores.scale, scores.softcap), _mask(call.mask, kept.problem)
     # the inputs of its projections, of the dtype that autocast gave them
     written = make_problem(call.query, call.key, call.value, score=given, scale=call.scale, as_written=True).scores
     query, key = (t.detach().to(problem.query.dtype, copy=True) for t in (written.query, written.key))
@@ -420,17 +396,16 @@ class Origins(Notes):
         layers.turn(kwargs.get("position_embeddings"))
         return layers
 
-    def ended(
-        self, around: Any, inside: Any, module: nn.Module, args: tuple[Any, ...], kwargs: Any, result: Any, name: str
-    ) -> None:
+    def ended(self, around: Any, inside: Running, result: Any, name: str) -> None:
         # a layer that cannot be read is not among the layers that were found; the watch's function mode costs more than
         # what is read here
         with suppress(Exception), without_function_modes():
-            one = noted(around, inside, module, args, kwargs, result, name)
-            if one is not None and one.kind is Linear and not self._written_around(one, inside) and self._unwritten:
+            layers = inside.noted
+            one = noted(around, layers, inside.module, inside.args, inside.kwargs, result, name)
+            if one is not None and one.kind is Linear and not self._written_around(one, layers) and self._unwritten:
                 with without_autocast(one.x.device):
                     self._written(one, result)
-        around.add(name, inside)
+        around.add(name, inside.noted)
 
     def _written(self, one: Ran, result: Tensor) -> None:
         for waiting in reversed(tuple(self._unwritten)):
@@ -449,13 +424,9 @@ class Origins(Notes):
         self._newest.writers.append(writer(one.name, one.source))
         return True
 
-    def projected(
-        self, inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor | None], last: Projection
-    ) -> Origin:
-        layers = [
-            ran(f"in_proj, of {side},", _linear(weight, bias), x)
-            for side, x, weight, bias in zip(SIDES, inputs, weights, biases, strict=True)
-        ]
+    def projected(self, inputs: Tensors, weights: Tensors, biases: Sequence[Tensor | None], last: Projection) -> Origin:
+        each = zip(SIDES, inputs, weights, biases, strict=True)
+        layers = [ran(f"in_proj, of {side},", _linear(weight, bias), x) for side, x, weight, bias in each]
         return Origin(layers, len(layers), [writer("out_proj", _linear(*last))])
 
 
@@ -476,15 +447,14 @@ Given = TypeVar("Given")
 
 
 def each_call(
-    model: nn.Module, do: Callable[[AttentionCall], None], padding: Any, values: bool = False
+    model: nn.Module, do: Callable[[AttentionCall], None], padding: Tensor, values: bool
 ) -> AbstractContextManager[Any]:
     """Call `do` with every attention call of this thread when it happens, before its tensors can be written to. Nothing
     is kept.
 
     `values`: whether a call has its value.
     """
-    refuse_compiled(model)
-    recorder = Recorder(model, asked(values=values)._replace(each=do, own=True), checked(padding))
+    recorder = Recorder(model, asked(values=values)._replace(each=do, own=True), padding)
     return Uninterrupted(lambda: recorded(recorder, lambda recorder: None))
 
 
@@ -516,7 +486,10 @@ def recorded(recorder: Recorder, given: Callable[[Recorder], Given]) -> Iterator
     if recorder.missing:
         elsewhere.append(missed.left_out(recorder.missing, "in the record"))
     if recorder.sizes and recorder.padding is not None and not recorder.fitted and recorder.asked.layers is None:
-        raise ShapeError(missed.fits_none(recorder.padding.shape, recorder.sizes))
+        raise ShapeError(
+            f"watch: padding has shape {tuple(recorder.padding.shape)}, and the calls have (batch, keys) "
+            f"{', '.join(map(str, sorted(recorder.sizes)[:6]))}. Pass the attention mask of the model's batch, (B, L)."
+        )
     for said in elsewhere:
         warnings.warn(said, stacklevel=5)  # points at the caller's `with` statement
     if recorder.unread and recorder.asked.layers is None:

@@ -55,17 +55,11 @@ class ReducedCall(Call):
 
     @property
     def weights(self) -> NoReturn:
-        raise ClearheadError(
-            f"{self.name} was reduced by statistics(…), so its query and key were not kept, and its weights cannot be "
-            "computed. Name all statistics that you need in reductions, or use ch.watch(model)."
-        )
+        raise ClearheadError(f"{self.name} was reduced. Name all statistics that you need in reductions.")
 
     @property
     def unedited(self) -> NoReturn:
-        raise ClearheadError(
-            f"{self.name} was reduced by statistics(…), with the changes of any edit, and its query and key were not "
-            "kept. Look at it without its edit by ch.watch(model), whose calls have unedited."
-        )
+        raise ClearheadError(f"{self.name} was reduced, as it was edited. Calls of ch.watch(model) have unedited.")
 
     @property
     def means(self) -> tuple[Tensor, ...]:

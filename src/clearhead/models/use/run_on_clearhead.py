@@ -22,10 +22,9 @@ from clearhead.masks.base import Mask
 from clearhead.masks.causal import Causal
 from clearhead.masks.dense import DenseMask
 from clearhead.models.ranks import Hook, attend, make_mask, remove
-from clearhead.models.tap.keywords import MASKED, NAME, RANKS, check_keywords, dot
+from clearhead.models.tap.keywords import MASKED, NAME, RANKS, check_keywords, documents, dot, selected
 from clearhead.models.tap.masks import converted, keep_made, made_of
 from clearhead.models.tap.padding import parameters
-from clearhead.models.tap.told import documents, selected
 from clearhead.models.tap.transformers_private import takes_backends, takes_sdpa
 
 KNOWN_LAYERS = {"full_attention", "sliding_attention", "sparse", "dense"}
@@ -73,8 +72,7 @@ def run_on_clearhead(model: Model, *, layout: Layout | None = None) -> Model:
     transformers = require("transformers", "models", "run_on_clearhead")
     if not isinstance(model, transformers.PreTrainedModel):
         raise ClearheadError(
-            f"run_on_clearhead takes a model of transformers; got a {type(model).__name__}. Where that wraps one, "
-            "pass the model inside it."
+            f"run_on_clearhead takes a model of transformers; got a {type(model).__name__}: pass the model inside it."
         )
     if layout is not None:
         check_layout(layout)
@@ -86,9 +84,7 @@ def run_on_clearhead(model: Model, *, layout: Layout | None = None) -> Model:
     transformers.AttentionInterface.register(RANKS, attend)
     transformers.AttentionMaskInterface.register(RANKS, make_mask)
     if not takes_backends(model):
-        raise ClearheadError(
-            f"{type(model).__name__} computes attention in its own code: transformers cannot give it another backend."
-        )
+        raise ClearheadError(f"{type(model).__name__} computes attention in its own code, and takes no other backend.")
     parts = [part for part in model.modules() if isinstance(part, transformers.PreTrainedModel)]
     remove(parts)
     _own_configs(model, transformers.PreTrainedConfig)
@@ -194,15 +190,9 @@ def _narrower(module: nn.Module, shape: tuple[int, int, int, int], masked: bool,
 def _refuse(model: Any, layout: Layout) -> None:
     """Raise an error for a model that cannot be given this layout; the message has the reason."""
     if empty := [rank for rank in range(layout.ranks) if not layout.count(rank)]:
-        raise ClearheadError(
-            f"{layout} gives rank {', '.join(map(str, empty))} no position, and models of transformers cannot be "
-            "called with none: use a layout with some for each rank, or a smaller group."
-        )
+        raise ClearheadError(f"{layout} gives rank {empty[0]} no position: use one with some for each rank.")
     for why in _reasons(model):
-        raise UnsupportedError(
-            f"{type(model).__name__} cannot be given a layout: {why}. Its sequences cannot be shared out over ranks; "
-            "run it with run_on_clearhead(model), whole sequences on each rank."
-        )
+        raise UnsupportedError(f"{type(model).__name__} cannot be given a layout: {why}. Use run_on_clearhead(model).")
 
 
 def _reasons(model: Any) -> Iterator[str]:

@@ -7,16 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from clearhead.models.tap.choice import (
-    Heads,
-    Layers,
-    Positions,
-    checked_heads,
-    checked_layers,
-    checked_positions,
-    chooses,
-    heads_of,
-)
+from clearhead.models.tap.choice import Heads, Layers, Positions, checked_layers, checked_positions, chooses, heads_of
 from clearhead.models.tap.layers import Site
 from clearhead.models.use.edits.spot import Spot
 from clearhead.problem.problem import Problem
@@ -56,7 +47,8 @@ class Edit:
 
     def __init__(self, layers: Layers = None, heads: Heads = None, queries: Positions = None) -> None:
         who = type(self).__name__
-        self.layers, self.heads = checked_layers(layers, who), checked_heads(heads, who)
+        checked_positions(heads, f"{who}: heads")
+        self.layers, self.heads = checked_layers(layers, who), heads
         self.queries = checked_positions(queries, f"{who}: queries")
 
     def before(self, problem: Problem, spot: Spot) -> Problem:

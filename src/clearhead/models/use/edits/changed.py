@@ -27,18 +27,18 @@ from clearhead.models.use.edits.patch import Patch
 from clearhead.models.use.edits.spot import Spot, without_keys
 from clearhead.problem.checked import checked, ours
 from clearhead.problem.guard import guard
-from clearhead.problem.packing import operands
+from clearhead.problem.packing import operands, packed
 from clearhead.problem.partial import log_sum_exp
 from clearhead.problem.problem import Problem
-from clearhead.problem.record import EVERY
 from clearhead.problem.region import Region
 from clearhead.problem.regions import cut
+from clearhead.scores.base import Pairwise
+
+Part = tuple[list[Edit], slice, tuple[int, ...], np.ndarray]  # edits, sequences, heads, rows of queries, bool (Lq,)
 
 
 class Change(NamedTuple):
     """A call, its place in the sequence, and its changed parts.
-
-    A part: the edits, the sequences, the heads, and the rows of queries, bool (Lq,).
 
     `inside`: a context that is entered while edits are called, since an edit of the caller's own may compute attention,
     which is not a call of the model.
@@ -46,7 +46,7 @@ class Change(NamedTuple):
 
     problem: Problem
     spot: Spot
-    regions: list[tuple[list[Edit], slice, tuple[int, ...], np.ndarray]]
+    regions: list[Part]
     inside: AbstractContextManager[None]
 
 
@@ -122,7 +122,8 @@ def changed_weights(change: Change) -> Iterator[tuple[slice, slice, Tensor, Tens
 def before(problem: Problem, edits: Sequence[Edit], spot: Spot) -> Problem:
     """The problem of some heads, with the changes of their edits before the softmax."""
     for one in edits:
-        tensors = [] if ours(one) else _tensors(problem)
+        given = {} if ours(one) else operands(problem)._asdict()
+        tensors = [(name, tensor) for name, tensor in given.items() if tensor is not None]
         read = Versions(tensors)
         new = one.before(problem, spot)
         if (written := read.changed(tensors)) is not None:
@@ -135,30 +136,18 @@ def before(problem: Problem, edits: Sequence[Edit], spot: Spot) -> Problem:
     return problem
 
 
-def _tensors(problem: Problem) -> list[tuple[str, Tensor]]:
-    given = operands(problem)
-    return [(name, tensor) for name, tensor in zip(given._fields, given, strict=True) if tensor is not None]
-
-
 def gone(edits: Sequence[Edit], spot: Spot) -> np.ndarray:
     """The keys, bool (Lk,), whose weights these edits set to 0 after the softmax."""
-    removed = [keys for one in edits if (keys := _removed(one, spot)) is not None]
-    found: np.ndarray = np.logical_or.reduce(removed) if removed else np.zeros(0, dtype=bool)
+    found = np.zeros(len(spot.keys), dtype=bool)
+    for one in edits:
+        keys = one.removed(spot)
+        if keys is None:
+            continue
+        if not isinstance(keys, np.ndarray) or keys.dtype != bool or keys.shape != found.shape:
+            got = f"{keys.shape} of {keys.dtype}" if isinstance(keys, np.ndarray) else f"a {type(keys).__name__}"
+            raise ShapeError(f"{type(one).__name__}.removed gave {got}; expected bool {found.shape}, or None.")
+        found |= keys
     return found
-
-
-def _removed(one: Edit, spot: Spot) -> np.ndarray | None:
-    """The keys whose weights an edit sets to 0, checked."""
-    keys = one.removed(spot)
-    if keys is None:
-        return None
-    if not isinstance(keys, np.ndarray) or keys.dtype != bool or keys.shape != (len(spot.keys),):
-        got = f"{keys.shape} of {keys.dtype}" if isinstance(keys, np.ndarray) else f"a {type(keys).__name__}"
-        raise ShapeError(
-            f"{type(one).__name__}.removed gave {got}; expected a NumPy array of bool, one for each key of the call, "
-            f"({len(spot.keys)},), or None."
-        )
-    return keys
 
 
 def factor_of(edits: Sequence[Edit]) -> float:
@@ -191,8 +180,8 @@ def weights_after(problem: Problem, edits: Sequence[Edit], rows: Rows, recorded:
     found = (tiles.weights(part, scores) if part.sizes.keys else scores)[:, :, rows.within]
     hidden = None if part.spans is None else ~dense(part.spans, part.sizes)[:, :, rows.within]
     for one in edits:
-        removed = _removed(one, rows.spot)
-        if removed is not None:
+        removed = gone([one], rows.spot)
+        if removed.any():
             found = found.masked_fill(torch.from_numpy(removed).to(found.device), 0.0)
         if not maps(one):
             continue
@@ -243,10 +232,7 @@ def _check_same(new: Any, old: Tensor, who: str, what: str, axes: str) -> None:
     fits = isinstance(new, Tensor) and is_dense(new)
     if not (fits and (new.shape, new.dtype, new.device) == (old.shape, old.dtype, old.device)):
         got = f"{tuple(new.shape)} of {new.dtype} on {new.device}" if fits else f"a {type(new).__name__}"
-        raise ShapeError(
-            f"{who} gave {got}; expected {what} of the same shape, {tuple(old.shape)} {axes}, of {old.dtype} on "
-            f"{old.device}."
-        )
+        raise ShapeError(f"{who} gave {got}; expected {what} {tuple(old.shape)} {axes} of {old.dtype} on {old.device}.")
     check_memory(new, f"the tensor that {who} gave")
 
 
@@ -259,48 +245,39 @@ def check_steady(problem: Problem, edits: Sequence[Edit], spot: Spot, name: str)
     for one in edits:
         if ours(one):
             continue
-        first, second = ((before(problem, [one], spot), gone([one], spot), factor_of([one])) for _ in range(2))
-        alike = _same_problem(first[0], second[0]) and np.array_equal(first[1], second[1])
-        if not (alike and (first[2] == second[2])):
+        answers = ((before(problem, [one], spot), gone([one], spot), factor_of([one])) for _ in range(2))
+        problems, removed, factors = zip(*answers, strict=True)
+        if not (_same_problem(*problems) and np.array_equal(*removed) and factors[0] == factors[1]):
             raise _unsteady(name, one)
 
 
 def _unsteady(name: str, one: Edit) -> UnsupportedError:
     return UnsupportedError(
         f"{name}: {type(one).__name__} gives another problem, other keys, other weights or another factor each time it "
-        "is asked, so that a record would not be of the call that ran. Let it give the same for the same call, with "
-        "random numbers drawn once or from a generator that it seeds; or look at the model outside of the edit's "
-        "`with`."
+        "is asked, so a record would not be of the call that ran. Let it give the same for the same call, with random "
+        "numbers drawn once or from a generator that it seeds; or look at the model outside of the edit's `with`."
     )
 
 
 def _same_problem(one: Problem, other: Problem) -> bool:
+    """Whether two problems have the same numbers, but for those that a user-defined score reads."""
     if one is other:
         return True
-    if not same(_parts(one), _parts(other)):
-        return False
-    rests = [None if p.spans is None else p.spans.residual for p in (one, other)]
-    if rests[0] is rests[1] or one.spans is None or other.spans is None:
-        return True
-    return None not in rests and same(one.spans.rest(*EVERY), other.spans.rest(*EVERY))
+    shared: Any = {name: None for name in ("visible", "bias") if getattr(one, name) is getattr(other, name)}
+    return all(map(same, *(_numbers_of(problem._replace(**shared)) for problem in (one, other))))
 
 
-def _parts(problem: Problem) -> tuple[Any, ...]:
-    """The parts by which two problems are compared, but for the residual of the mask."""
-    bias, spans = problem.bias, problem.spans
-    added = (None, None) if bias is None else (bias.dense, bias.relative)
-    edges = None if spans is None else (spans.start, spans.stop, *(spans.gaps or (None, None)))
-    return problem.scores, problem.value, problem.sinks, added, edges
+def _numbers_of(problem: Problem) -> list[Any]:
+    if problem.lowered is None:
+        problem = problem._replace(scores=Pairwise("mul", problem.query, problem.key))
+    tensors, numbers = packed(problem)
+    return [*tensors, *numbers]
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two parts of a problem have the same numbers."""
-    if one is other:
-        return True
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
-    if isinstance(one, tuple) and isinstance(other, tuple):
-        return type(one) is type(other) and all(map(same, one, other))
-    if isinstance(one, Tensor | tuple) or isinstance(other, Tensor | tuple):
-        return False
-    return not isinstance(one, int | float | str) or bool(one == other)
+    """Whether two tensors, or two numbers, are the same."""
+    if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
+        return bool(one == other)
+    if one is other or one.shape != other.shape:
+        return one is other
+    return bool(((one == other) | ((one != one) & (other != other))).all())

@@ -5,27 +5,29 @@ from __future__ import annotations
 import itertools
 import threading
 import warnings
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
+from torch.utils import checkpoint
 
 from clearhead.base.contexts import without_function_modes
 from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.managers import Managed, Uninterrupted
 from clearhead.base.mode import get_mode
+from clearhead.base.torch_private import generator_of_checkpoints
 from clearhead.models.tap.choice import check_layers, chosen, made_by
 from clearhead.models.tap.handler import ModelHandler
 from clearhead.models.tap.intercept import intercept
 from clearhead.models.tap.intercepted_call import InterceptedCall, of_one_dtype
 from clearhead.models.tap.layers import Site
 from clearhead.models.tap.modules import Kind
-from clearhead.models.tap.refused import refuse_compiled
+from clearhead.models.tap.patch import replaced
+from clearhead.models.tap.refused import validate_model
 from clearhead.models.use.edits.base import Edit
-from clearhead.models.use.edits.changed import Change, changed
-from clearhead.models.use.edits.checkpoints import following_checkpoints
+from clearhead.models.use.edits.changed import Change, Part, changed
 from clearhead.models.use.edits.recorded import RanEdited, with_weights
 from clearhead.models.use.edits.spot import Spot, Unmasked, spot_of
 from clearhead.problem.problem import Problem
@@ -64,13 +66,11 @@ def edit(model: nn.Module, *edits: Edit) -> AbstractContextManager[None]:
     attention modules that computed a softmax in their own code, which are not changed. A softmax by hand, as exp()
     divided by its sum, goes unnoticed. Cost: the attention of the changed heads and queries is computed once more.
     """
-    if not isinstance(model, nn.Module):
-        raise ClearheadError(f"edit takes a torch.nn.Module; got a {type(model).__name__}.")
+    validate_model(model, "edit")
     wrong = [one for one in edits if not isinstance(one, Edit)]
     if wrong or not edits:
         what = repr(wrong[0])[:60] if wrong else "none"
         raise ClearheadError(f"edit takes edits, such as ch.edits.Knockout(layers=3, heads=2, keys=0); got {what}.")
-    refuse_compiled(model, "edit", "changes")
     return Managed("edit(...)", lambda: _editing(Editor(model, edits)))
 
 
@@ -85,11 +85,8 @@ _lock = threading.Lock()
 
 @contextmanager
 def _editing(editor: Editor) -> Iterator[None]:
-    with (
-        _among_others(editor),
-        intercept(editor, innermost=True),  # all other handlers see the edited call
-        following_checkpoints(editor),
-    ):
+    # innermost: all other handlers see the edited call
+    with _among_others(editor), intercept(editor, innermost=True), following_checkpoints(editor):
         yield
     editor.check_used()
     if editor.unread and any(one.layers is None for one in editor.edits):
@@ -106,14 +103,11 @@ def _among_others(editor: Editor) -> Iterator[None]:
     """
     with _lock:
         outer = next((other for other in _active if other.nests(editor)), None)
+        others = [other for other in _active if other is not outer]
+        instead = "Pass all edits to one: ch.edit(model, first, second)"
+        _refuse_edited(editor.stack.names.keys(), others, "edit", instead)
         if outer is not None:
             _active.remove(outer)
-        try:
-            _refuse_edited(editor.stack.names.keys(), "edit", "Pass all edits to one: ch.edit(model, first, second)")
-        except ClearheadError:
-            _active.extend([outer] if outer is not None else [])
-            raise
-        if outer is not None:
             editor.follow(outer)
         _active.append(editor)
     try:
@@ -155,11 +149,11 @@ def unmasked(query: Tensor, blind: Tensor | None) -> Unmasked | None:
 def refuse_edited(model: nn.Module, who: str) -> None:
     """Raise an error where a part of the model is edited at present."""
     with _lock:
-        _refuse_edited({id(module) for module in model.modules()}, who, "Call it outside of the edit's `with`")
+        _refuse_edited({id(one) for one in model.modules()}, _active, who, "Call it outside of the edit's `with`")
 
 
-def _refuse_edited(modules: Set[int], who: str, instead: str) -> None:
-    if any(modules & other.stack.names.keys() for other in _active):
+def _refuse_edited(modules: Set[int], editors: Iterable[Editor], who: str, instead: str) -> None:
+    if any(modules & other.stack.names.keys() for other in editors):
         raise ClearheadError(f"{who}: edit() is at work on this model, here or in another thread. {instead}.")
 
 
@@ -218,9 +212,8 @@ class Editor(ModelHandler):
             name = self.name(call)
             if self.layers.repeats(name):
                 raise UnsupportedError(
-                    f"{name} was called several times in a run of the model, and a checkpoint calls it again in the "
-                    "backward pass: which of its layers is computed is not known. Train without checkpoints while "
-                    "editing."
+                    f"{name} was called several times in a run, and which of its layers a checkpoint computes again is "
+                    "not known. Train without checkpoints while editing."
                 )
         site = self.site(call)
         if not self.meets(site):
@@ -282,9 +275,7 @@ class Editor(ModelHandler):
         regions = list(self._regions(problem, edits, spot, spot.site.name))
         return Change(problem, spot, regions, self.inside) if regions else None
 
-    def _regions(
-        self, problem: Problem, edits: list[int], spot: Spot, name: str
-    ) -> Iterator[tuple[list[Edit], slice, tuple[int, ...], np.ndarray]]:
+    def _regions(self, problem: Problem, edits: list[int], spot: Spot, name: str) -> Iterator[Part]:
         """The parts of a call: sequences, heads and queries (rows of this call) that the same edits change."""
         heads = np.zeros((len(edits), problem.sizes.heads), dtype=bool)
         rows = np.zeros((len(edits), problem.sizes.queries), dtype=bool)
@@ -301,10 +292,7 @@ class Editor(ModelHandler):
     def _batches(self, edits: list[int], batch: int) -> Iterator[tuple[slice, list[int]]]:
         """Sequences that the same edits change, and the places of these edits in the list."""
         if any((self.edits[number].sequences.stop or 0) > batch for number in edits):
-            raise UnsupportedError(
-                f"a call of {batch} sequences, however many the inputs have, is one of all cells of a sweep. Pass "
-                "batch=1 to sweep."
-            )
+            raise UnsupportedError(f"a call of {batch} sequences is one of all cells of a sweep. Pass batch=1.")
         places = [range(batch)[self.edits[number].sequences] for number in edits]
         edges = sorted({0, batch, *(edge for place in places for edge in (place.start, place.stop))})
         for start, stop in itertools.pairwise(edges):
@@ -323,3 +311,51 @@ def _parts(heads: np.ndarray, rows: np.ndarray) -> Iterator[tuple[tuple[int, ...
         for of_rows in np.unique(among.T, axis=0):
             if of_rows.any():
                 yield numbers, np.flatnonzero(of_rows).tolist(), (of_rows == among.T).all(1)
+
+
+class CheckpointedPart:
+    """The function of a checkpoint, which runs it again in the backward pass.
+
+    It raises where one of its calls was edited and the edit is over: the gradients would be those of another forward.
+    """
+
+    def __init__(self, editor: Editor, function: Callable[..., Any]) -> None:
+        self._editor, self._function = editor, function
+        self._before, self._edited = editor.changes, False
+
+    def ran(self) -> None:
+        """Note whether a call was edited since the part began."""
+        self._edited = self._edited or self._editor.changes > self._before
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._edited and self._editor.stack.over:
+            raise ClearheadError(
+                "edit: a gradient checkpoint computes layers again in the backward pass, and the `with` of the edit "
+                "has ended, so they would be computed without it.\nCall backward() inside the `with`."
+            )
+        result = self._function(*args, **kwargs)
+        self.ran()
+        return result
+
+
+@contextmanager
+def following_checkpoints(editor: Editor) -> Iterator[None]:
+    """Inside the `with`, the functions of checkpoints are `CheckpointedPart`s."""
+
+    def reentrant(forward: Callable[..., Any]) -> Callable[..., Any]:
+        def following(ctx: Any, function: Callable[..., Any], *args: Any) -> Any:
+            return forward(ctx, CheckpointedPart(editor, function), *args)
+
+        return following
+
+    def generating(generator: Callable[..., Any]) -> Callable[..., Any]:
+        def following(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Iterator[Any]:
+            part = CheckpointedPart(editor, function)
+            yield from generator(part, *args, **kwargs)  # the function runs between its two steps
+            part.ran()
+
+        return following
+
+    name = generator_of_checkpoints()
+    with replaced(checkpoint.CheckpointFunction, "forward", reentrant), replaced(checkpoint, name, generating):
+        yield

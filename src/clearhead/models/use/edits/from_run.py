@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -37,14 +37,13 @@ class FromRun:
             if has_no_values(self.source):
                 raise ClearheadError(f"{who}: source has a shape alone (meta or fake); expected a tensor with values.")
             if self.source.ndim != 4:
-                raise ShapeError(
-                    f"{who}: source has shape {tuple(self.source.shape)}; expected one of all heads and positions, (B, "
-                    "H, L, E), or weights (B, H, Lq, Lk)."
-                )
-        elif not isinstance(source, Calls | AttentionCall) or (isinstance(source, Calls) and not _recorded(source)):
+                shape = tuple(self.source.shape)
+                raise ShapeError(f"{who}: source has shape {shape}; expected (B, H, L, E), or (B, H, Lq, Lk).")
+            return
+        calls = source.calls if isinstance(source, Calls) else [source]
+        if not all(isinstance(call, AttentionCall) for call in calls):
             raise ClearheadError(
-                f"{who}: source is a {type(source).__name__}; expected a recording of watch(model, values=True), one "
-                "of its calls, or a tensor (B, H, L, E)."
+                f"{who}: source is a {type(source).__name__}; expected a recording, a call or a tensor."
             )
 
     def __repr__(self) -> str:
@@ -84,8 +83,8 @@ class FromRun:
         call = self.call(site)
         if part in ("query", "output") and call.kind == "self" and call.shape[2] != call.shape[3]:
             raise ClearheadError(
-                f"{self.who}: the source's call of {call.layer} has {call.shape[2]} queries and {call.shape[3]} keys: "
-                "it is a step of a generation, or has empty slots of a cache. Pass a run on the whole text."
+                f"{self.who}: the source's call of {call.layer} has {call.shape[2]} queries and {call.shape[3]} keys, "
+                "as a step of a generation. Pass a run on the whole text."
             )
         return call
 
@@ -120,13 +119,12 @@ class FromRun:
         source = check_memory(self.tensor(part, spot.site), f"{self.who}: the source's {part}")
         batch, heads, length, width = source.shape
         where = f"{self.who}: the source's {part} has shape {tuple(source.shape)}"
-        if batch not in (1, like.shape[0]) or width != like.shape[-1]:
+        fits = batch in (1, like.shape[0]) and width == like.shape[-1] and heads and not spot.all_heads % heads
+        if not fits or (part in ("query", "output") and heads != spot.all_heads):
             raise ShapeError(
-                f"{where}, and this run's is of {like.shape[0]} sequences and width {like.shape[-1]}. Pass a run of as "
-                "many sequences, or of one for all, of the same model."
+                f"{where}, and this run has {like.shape[0]} sequences, {spot.all_heads} query heads and width "
+                f"{like.shape[-1]}. Pass a run of as many sequences, or of one for all, of the same model."
             )
-        if heads == 0 or spot.all_heads % heads or (part in ("query", "output") and heads != spot.all_heads):
-            raise ShapeError(f"{where}, of {heads} heads, and the module has {spot.all_heads} query heads.")
         if places and max(places) >= length:
             raise ShapeError(f"{where}: it has no position {max(places)}. Positions are those of its own sequence.")
         if source.dtype != like.dtype or source.device != like.device:
@@ -138,7 +136,3 @@ class FromRun:
         each = [every[n * len(every) // like.shape[1]] * heads // spot.all_heads for n in range(like.shape[1])]
         numbers = torch.tensor([*each, *places], device=source.device, dtype=torch.long)  # one copy to the device
         return source.index_select(1, numbers[: len(each)]).index_select(2, numbers[len(each) :])
-
-
-def _recorded(source: Calls[Any]) -> bool:
-    return all(isinstance(call, AttentionCall) for call in source.calls)

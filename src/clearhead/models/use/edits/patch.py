@@ -149,10 +149,9 @@ class Patch(Edit):
             if turned:
                 raise UnsupportedError(
                     f"{type(self).__name__}: the model turns queries and keys by their position ({turned}), and "
-                    f"positions=… pairs position {moved[0][0]} with position {moved[0][1]} of the source, whose "
-                    f"{self.part} was turned for that place. Pass part='value' or part='output', which are not "
-                    "turned; or texts whose words stand at equal positions; or a tensor (B, H, L, E) as the source, "
-                    "turned for the positions of this text."
+                    f"positions=… pairs position {moved[0][0]} with position {moved[0][1]} of the source. Pass "
+                    "part='value' or part='output'; texts whose words stand at equal positions; or "
+                    "a tensor (B, H, L, E) as the source, turned for the positions of this text."
                 )
         return [place for place, _ in pairs], [other for _, other in pairs]
 
@@ -171,11 +170,10 @@ class Patch(Edit):
                 f"{type(self).__name__}: the source's weights of {call.layer} are {theirs.sizes.shape} (B, H, Lq, Lk), "
                 f"and this call's are {whole}. Pass a run on as many texts of the same length."
             )
-        own = cut(
-            theirs._replace(value=None, sizes=theirs.sizes._replace(leading=None)),
-            Region(heads=slice(spot.heads.start, spot.heads.stop)),
-        )
-        own, problem = _same_key_heads(own, problem)
+        theirs = theirs._replace(value=None, sizes=theirs.sizes._replace(leading=None))
+        own = cut(theirs, Region(heads=slice(spot.heads.start, spot.heads.stop)))
+        if own.groups != problem.groups:
+            own, problem = _by_head(own), _by_head(problem)
         return problem._replace(
             scores=own.scores, visible=own.visible, bias=own.bias, sinks=own.sinks, poison=own.poison
         )
@@ -200,13 +198,6 @@ class Freeze(Patch):
 
     def __init__(self, source: Source, layers: Layers = None, heads: Heads = None, queries: Positions = None) -> None:
         super().__init__(source, layers, heads, "weights", queries)
-
-
-def _same_key_heads(one: Problem, other: Problem) -> tuple[Problem, Problem]:
-    """Two problems of the same query heads, with a key and a value of every one of them where they group them apart."""
-    if one.groups == other.groups:
-        return one, other
-    return _by_head(one), _by_head(other)
 
 
 def _by_head(problem: Problem) -> Problem:

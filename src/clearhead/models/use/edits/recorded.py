@@ -102,9 +102,8 @@ def _edited(change: Change, score: Score, query: Tensor, uniform: Tensor | None,
             times = times * (some - every).masked_fill((some == -torch.inf) | (every == -torch.inf), -torch.inf).exp()
         factor = torch.where(inside, _among(times, run, sizes.heads), factor)
         if new.visible is not own.visible:
-            found = found._replace(
-                visible=_where(inside, _of_all(new.visible, run, new.sizes, sizes), found.visible, sizes)
-            )
+            seen = _of_all(new.visible, run, new.sizes, sizes)
+            found = found._replace(visible=_where(inside, seen, found.visible, sizes))
         bias, pairs = new.bias, inside.unsqueeze(-1)
         if new.scores is not own.scores:
             if _another_query(score, own, new):
@@ -135,9 +134,8 @@ def _given(problem: Problem, edits: list[Edit], rows: Rows, name: str) -> Tensor
     weights = weights_after(problem, edits, rows, name)
     if bool((weights < 0).any()):
         raise UnsupportedError(
-            f"{name}: an edit gives weights below 0, down to {float(weights.min()):.3g}, and a record has the "
-            "logarithm of each weight. Let the function give numbers from 0 on, such as weights.clamp(min=0); or look "
-            "at the model outside of the edit's `with`."
+            f"{name}: an edit gives weights below 0, down to {float(weights.min()):.3g}, and a record has "
+            "logarithms. Give numbers from 0 on, such as weights.clamp(min=0); or look outside of the edit's `with`."
         )
     return weights.new_zeros(problem.sizes.shape).index_copy(2, rows.queries, weights)
 
@@ -165,8 +163,7 @@ def _of_groups(value: Tensor | None, problem: Problem, name: str) -> Tensor:
     if not torch.equal(grouped, grouped[:, :, :1].expand_as(grouped)):
         raise UnsupportedError(
             f"{name}: an edit replaces the value for some of the {problem.groups} query heads that share a key head, "
-            "and a record has one value for each key head. Edit all of them, or watch without values=True and "
-            "gradients=True."
+            "and a record has one for all. Edit all of them, or watch without values=True and gradients=True."
         )
     return copied(grouped[:, :, 0])
 

@@ -112,9 +112,8 @@ class Spot(NamedTuple):
         if four.ndim == 4 and four.shape[1] != 1:
             if four.shape[1] != self.all_heads:
                 raise ShapeError(
-                    f"{name} has shape {tuple(tensor.shape)}, of {four.shape[1]} heads, and the module has "
-                    f"{self.all_heads}. Pass one of all heads, (..., {self.all_heads}, Lq, Lk), whichever are changed, "
-                    "or one for all alike, (..., 1, Lq, Lk)."
+                    f"{name} has shape {tuple(tensor.shape)}, of {four.shape[1]} heads. Pass one of all heads of the "
+                    f"module, (..., {self.all_heads}, Lq, Lk), or one for all alike, (..., 1, Lq, Lk)."
                 )
             four = four[:, self._region.heads]
         if rows != 1:

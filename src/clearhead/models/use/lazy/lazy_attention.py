@@ -20,6 +20,9 @@ from clearhead.inspection.weights import Weights
 from clearhead.models.tap.refused import uncompiled
 from clearhead.models.use.lazy.of_model import OfModel, PartOfModel
 
+ModelSource = OfModel | PartOfModel
+Device = torch.device | None
+
 
 class Dense:
     """Counts the dense tensors that lazy weights were made into, for as long as their memory is held.
@@ -101,7 +104,7 @@ class LazyAttention(Tensor):
     from these weights; `Weights.gradients` has that gradient.
     """
 
-    _source: OfModel | PartOfModel
+    _source: ModelSource
     _kept: tuple[bool, bool]
     _most: int | None
     _known: Weights | None
@@ -172,20 +175,16 @@ class LazyAttention(Tensor):
         return func(*args, **kwargs)
 
 
-def lazy_attention(source: OfModel, dtype: torch.dtype, most: int | None) -> LazyAttention:
-    """The weights of a call, of this dtype. `most`: the bytes that may be dense at a time, None for no limit."""
-    return _made(source, (True, True), source.shape, dtype, source.device, most)
-
-
-def _made(
-    source: OfModel | PartOfModel,
+def make_lazy(
+    source: ModelSource,
     kept: tuple[bool, bool],
     shape: tuple[int, ...],
     dtype: torch.dtype,
     device: torch.device,
     most: int | None,
 ) -> LazyAttention:
-    """The lazy tensor of a source. `kept`: whether it has a dimension of sequences, and one of heads."""
+    """The lazy tensor of a source. `kept`: whether it has a dimension of sequences, and one of heads. `most`: the bytes
+    that may be dense at a time, None for no limit."""
     source = source if torch.is_grad_enabled() else _detached(source)
     state = {"_source": source, "_kept": kept, "_most": most, "_known": None}
     with without_function_modes():
@@ -214,9 +213,8 @@ class _Node(torch.autograd.Function):
         again = torch.is_grad_enabled()
         with torch.enable_grad():
             dense = Weights(ctx.source).dense(None)
-            found = torch.autograd.grad(
-                dense, ctx.learnt, grad.reshape(dense.shape).to(dense), create_graph=again, allow_unused=True
-            )
+            grad = grad.reshape(dense.shape).to(dense)
+            found = torch.autograd.grad(dense, ctx.learnt, grad, create_graph=again, allow_unused=True)
         return None, *found
 
 
@@ -224,16 +222,13 @@ class _Node(torch.autograd.Function):
 
 
 def _lazily(
-    self: LazyAttention,
-    source: OfModel | PartOfModel | None = None,
-    dtype: torch.dtype | None = None,
-    device: torch.device | None = None,
+    self: LazyAttention, source: ModelSource | None = None, dtype: torch.dtype | None = None, device: Device = None
 ) -> LazyAttention:
     shape = tuple(self.shape)
-    return _made(source or self._source, self._kept, shape, dtype or self.dtype, device or self.device, self._most)
+    return make_lazy(source or self._source, self._kept, shape, dtype or self.dtype, device or self.device, self._most)
 
 
-def _detached(source: OfModel | PartOfModel) -> OfModel | PartOfModel:
+def _detached(source: ModelSource) -> ModelSource:
     return source.without_graph() if source.learnt else source
 
 
@@ -291,7 +286,7 @@ def _getitem(func: Any, self: LazyAttention, index: Any) -> Any:
         kept = isinstance(sides[0], slice), isinstance(sides[1], slice)
         chosen = [_as_slice(side, size) for side, size in zip(sides, self.weights.shape, strict=False)]
         part = PartOfModel(self._source, chosen[0], chosen[1])
-        return _made(part, kept, tuple(shape), self.dtype, self.device, self._most)
+        return make_lazy(part, kept, tuple(shape), self.dtype, self.device, self._most)
     slices = tuple(map(_as_slice, sides, self.weights.shape))
     return _computed(self, lambda: self.weights[slices].reshape(shape), tuple(shape))
 
@@ -340,18 +335,16 @@ def _whole(self: LazyAttention) -> Tensor:
 def _computed(self: LazyAttention, compute: Callable[[], Tensor], shape: tuple[int, ...]) -> Tensor:
     if get_mode().compiled:
         reason = "lazy attention weights are computed in eager code; compile with fullgraph=False"
-        found: Tensor = uncompiled(_computed, reason)(self, compute, shape)
-        return found
+        return uncompiled(_computed, reason)(self, compute, shape)
     size = torch.Size(shape).numel() * self.dtype.itemsize
 
     def error(standing: int) -> ClearheadError:
         held = f", and {human_bytes(standing)} of dense weights stand already" if standing else ""
         return ClearheadError(
             f"{shape} attention weights would be made dense, {human_bytes(size)}{held}: above max_bytes = "
-            f"{human_bytes(self._most or 0)} of lazy_attentions.\n"
-            "Index what is needed, such as attention[:, 0] or attention[0, 0, -1]; take a reduction, such as "
-            "attention.weights.entropy(), .topk(5) or .pool(256), or attention @ value; or pass max_bytes=…, None for "
-            "no limit."
+            f"{human_bytes(self._most or 0)} of lazy_attentions.\nIndex what is needed, such as attention[:, 0] or "
+            "attention[0, 0, -1]; take a reduction, such as attention.weights.entropy(), .topk(5) or .pool(256), or "
+            "attention @ value; or pass max_bytes=…, None for no limit."
         )
 
     def make() -> Tensor:

@@ -13,18 +13,17 @@ from clearhead.base.errors import ClearheadError, UnsupportedError, require
 from clearhead.base.managers import Managed, caller
 from clearhead.base.mode import get_mode
 from clearhead.base.numbers import check_count
-from clearhead.base.tensor_kind import has_no_values
-from clearhead.models.tap.handler import Handler
+from clearhead.models.tap.handler import Handler, why_unreadable
 from clearhead.models.tap.intercepted_call import InterceptedCall
 from clearhead.models.tap.interface import Marks, applied, intercept_backends, read_keywords
 from clearhead.models.tap.keywords import MASKED, NAME
 from clearhead.models.tap.masks import MaskStore
-from clearhead.models.tap.refused import refuse_compiled
+from clearhead.models.tap.refused import validate_model
 from clearhead.models.tap.transformers_private import collected, takes_backends
 from clearhead.models.use.departure import departure
 from clearhead.models.use.edits.edit import change_of, editing, unmasked
 from clearhead.models.use.edits.recorded import edited_weights
-from clearhead.models.use.lazy.lazy_attention import lazy_attention
+from clearhead.models.use.lazy.lazy_attention import make_lazy
 from clearhead.models.use.lazy.of_model import OfModel
 from clearhead.models.use.missed import departs, reason
 
@@ -64,25 +63,17 @@ def lazy_attentions(model: Model, *, max_bytes: int | None = DENSE_BYTES) -> Abs
     and copied where a cache is written over: O(Lq + Lk) memory. A query or key that is written to later is an error
     where the weights are read.
     """
-    check_max_bytes(max_bytes)
-    if not isinstance(model, nn.Module):
-        raise ClearheadError(f"lazy_attentions takes a model of transformers; got a {type(model).__name__}.")
+    if max_bytes is not None:
+        check_count(max_bytes, 0, "max_bytes", most=2**63 - 1)
+    validate_model(model, "lazy_attentions")
     library = require("transformers", "models", "lazy_attentions")
     parts = [part for part in model.modules() if isinstance(part, library.PreTrainedModel)]
     if not any(map(takes_backends, parts)):
         raise ClearheadError(
-            f"lazy_attentions: {type(model).__name__} "
-            + ("computes attention in its own code, and not" if parts else "holds no model that computes attention")
-            + " through the attention interface of transformers, where its weights could be taken from. "
-            "Other modules can be watched: ch.watch(model)."
+            f"lazy_attentions: {type(model).__name__} holds no model that attends through the attention interface of "
+            "transformers. Other modules can be watched: ch.watch(model)."
         )
-    refuse_compiled(model, "lazy_attentions", "makes lazy")
     return Managed("models.lazy_attentions(...)", lambda: _lazily(model, max_bytes))
-
-
-def check_max_bytes(given: Any) -> None:
-    if given is not None:
-        check_count(given, 0, "max_bytes", most=2**63 - 1)
 
 
 @contextmanager
@@ -104,7 +95,9 @@ class _Lazily(Handler):
 
     def before(self, call: InterceptedCall) -> None:
         module = call.module
-        if module is None or not self.marks.on(module) or not _asked(call.keywords) or get_mode().backward:
+        if module is None or self.marks.attribute not in module.__dict__:
+            return
+        if not _asked(call.keywords) or get_mode().backward:
             return
         call.state = module, None, None
         try:
@@ -134,7 +127,7 @@ class _Lazily(Handler):
     def _compare(self, module: nn.Module, source: OfModel, value: Tensor, output: Tensor) -> None:
         """Compare the first output of a layer with its lazy weights: a function of another project may add to them."""
         self._compared.add(id(module))
-        uniform = None if source.uniform is None else source.uniform[..., 0]
+        uniform = None if source.masks.uniform is None else source.masks.uniform[..., 0]
         with suppress(Exception), without_function_modes(), without_autocast(value.device):
             found = departure(source.without_graph(), value.detach(), output.detach().transpose(1, 2), (uniform,))
             if found.departs:
@@ -147,16 +140,14 @@ class _Lazily(Handler):
         call.check(name)
         with without_function_modes():
             masks = read_keywords(call, self.masks).masks
-            added = {
-                "attention mask": call.mask,
-                "position bias": applied(call.own, call.keywords).get("position_bias"),
-            }
+            bias = applied(call.own, call.keywords).get("position_bias")
+            added = {"attention mask": call.mask, "position bias": bias}
             source = OfModel(query, call.key, call.score, masks, call.sinks, added)
             if editing():
                 dense = _edited(source, call, masks.uniform, self._max_bytes)
                 if dense is not None:
                     return dense, None
-            found = lazy_attention(source, query.dtype, self._max_bytes)
+            found = make_lazy(source, (True, True), source.shape, query.dtype, query.device, self._max_bytes)
             if query.shape[2] == 1 and not source.learnt:
                 return found.weights.dense(None).to(query.dtype), source
             return found, source
@@ -188,21 +179,15 @@ def _asked(kwargs: dict[str, Any]) -> bool:
 
 
 def _refuse(name: str, query: Tensor, key: Tensor, kwargs: dict[str, Any]) -> None:
-    wrong, mode = None, get_mode()
-    if mode.compiled:
-        wrong = "inside torch.compile(), which merges its operations", "Run the model uncompiled"
+    if get_mode().compiled:
+        what = "inside torch.compile(), which merges its operations. Run the model uncompiled"
     elif kwargs.get("dropout"):
-        wrong = (
+        what = (
             f"with dropout {kwargs['dropout']}: an eager model gives the weights after dropout, which its fast backend "
-            "draws in its kernel",
-            "Call model.eval(), or set the attention dropout to 0",
+            "draws in its kernel. Call model.eval(), or set the attention dropout to 0"
         )
-    elif mode.transforms:
-        wrong = "inside a transform of torch.func (vmap, grad), whose tensors have no values", "Run it without one"
-    elif query.is_nested or key.is_nested:
-        wrong = "with nested tensors", "Run it on a padded batch and a mask"
-    elif has_no_values(query):
-        wrong = "with tensors that have no values", "Run it on real inputs"
+    else:
+        what = why_unreadable(query, key)
     raise_in_jit_trace()
-    if wrong:
-        raise UnsupportedError(f"lazy_attentions: {name} called attention {wrong[0]}. {wrong[1]}.")
+    if what:
+        raise UnsupportedError(f"lazy_attentions: {name} called attention {what}.")

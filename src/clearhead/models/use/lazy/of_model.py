@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,8 @@ from clearhead.problem.region import Region
 from clearhead.problem.regions import cut
 from clearhead.scores.dot import Dot
 
+Named = Mapping[str, Tensor | None]
+
 
 class OfModel(Source):
     """An attention call of a model.
@@ -32,34 +34,20 @@ class OfModel(Source):
     """
 
     def __init__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        score: Dot,
-        masks: Recorded,
-        sinks: Tensor | None,
-        added: Mapping[str, Tensor | None],
+        self, query: Tensor, key: Tensor, score: Dot, masks: Recorded, sinks: Tensor | None, added: Named
     ) -> None:
         given = {"query": query, "key": key, "sinks": sinks}
         self._tensors = {name: _kept(t) for name, t in given.items() if t is not None}
         self._added = {name: t for name, t in added.items() if t is not None and _followed(t)}
         self._score = score
-        self._masks = masks
+        self.masks = masks
         self._reads = Versions((self._tensors | self._added).items())
         self._problem: Problem | None = None
-
-    def _in_graph(self) -> Iterator[tuple[str, Tensor]]:
-        return ((name, t) for name, t in (self._tensors | self._added).items() if t.requires_grad)
 
     @property
     def learnt(self) -> list[Tensor]:
         """The tensors in the graph for which the weights have gradients."""
-        return [tensor for _, tensor in self._in_graph()]
-
-    @property
-    def uniform(self) -> Tensor | None:
-        """The queries to which a finite mask allows no key: see `Recorded`."""
-        return self._masks.uniform
+        return [tensor for tensor in (self._tensors | self._added).values() if tensor.requires_grad]
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -67,18 +55,11 @@ class OfModel(Source):
         query, key = self._tensors["query"], self._tensors["key"]
         return query.shape[0], query.shape[1], query.shape[2], key.shape[2]
 
-    @property
-    def device(self) -> torch.device:
-        return self._tensors["query"].device
-
     def without_graph(self) -> OfModel:
         """The same source, detached. It shares its tensors with this one."""
         new = object.__new__(OfModel)
-        new.__dict__ = self.__dict__ | {
-            "_tensors": {name: tensor.detach() for name, tensor in self._tensors.items()},
-            "_added": {},
-            "_problem": None,
-        }
+        new.__dict__ = self.__dict__ | {"_added": {}, "_problem": None}
+        new._tensors = {name: tensor.detach() for name, tensor in self._tensors.items()}
         return new
 
     def check(self) -> None:
@@ -102,7 +83,7 @@ class OfModel(Source):
     def _made(self) -> Problem:
         query, key, sinks = self._tensors["query"], self._tensors["key"], self._tensors.get("sinks")
         dtype = torch.promote_types(query.dtype, key.dtype)  # under autocast the dtypes may differ
-        masks = self._masks
+        masks = self.masks
         with without_function_modes():
             for tensor in self._added.values():
                 masks = masks.with_gradient(tensor)
@@ -112,7 +93,7 @@ class OfModel(Source):
         return with_value(self.problem(), value)
 
     def said(self) -> dict[str, Any]:
-        return {"score": self._score, "mask": self._masks.mask}
+        return {"score": self._score, "mask": self.masks.mask}
 
 
 class PartOfModel(DerivedSource):
@@ -121,10 +102,7 @@ class PartOfModel(DerivedSource):
     def __init__(self, whole: OfModel | PartOfModel, batch: slice, heads: slice) -> None:
         self.whole, self._region = whole, Region(batch, heads)
         super().__init__(whole, partial(cut, region=self._region))
-
-    @property
-    def learnt(self) -> list[Tensor]:
-        return self.whole.learnt
+        self.learnt: list[Tensor] = whole.learnt
 
     def without_graph(self) -> PartOfModel:
         return PartOfModel(self.whole.without_graph(), self._region.batch, self._region.heads)

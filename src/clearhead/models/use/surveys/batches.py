@@ -54,10 +54,7 @@ def batches(texts: Any, tokenizer: Any, most: int, length: int | None) -> Iterat
 def _windows(texts: Any) -> Iterator[dict[int, str]]:
     """The texts with their numbers, one window at a time."""
     if isinstance(texts, str | bytes | Mapping | Tensor) or not isinstance(texts, Iterable):
-        raise ClearheadError(
-            f"survey: texts is a {type(texts).__name__}; expected an iterable of strings, or of rows with a 'text', as "
-            "a dataset has. A single text belongs in a list, [text]."
-        )
+        raise ClearheadError(f"survey: texts is a {type(texts).__name__}; expected a list of texts; of one, [text].")
     numbered = enumerate(texts)
     while window := {number: _text(number, given) for number, given in islice(numbered, WINDOW)}:
         yield window
@@ -67,14 +64,9 @@ def _text(number: int, given: Any) -> str:
     text = given.get("text") if isinstance(given, Mapping) else given
     if not isinstance(text, str):
         has = f"a row with {', '.join(map(repr, given))}" if isinstance(given, Mapping) else f"a {type(given).__name__}"
-        raise ClearheadError(
-            f"survey: text {number} is {has:.200}; expected a string, or a row whose 'text' is one. For another column "
-            "pass a generator: (row['body'] for row in rows)."
-        )
+        raise ClearheadError(f"survey: text {number} is {has:.200}; pass strings: (row['body'] for row in rows).")
     if not text.strip():
         raise ClearheadError(f"survey: text {number} is empty; leave it out: [text for text in texts if text.strip()].")
-    if any("\ud800" <= c <= "\udfff" for c in text):
-        raise ClearheadError(f"survey: text {number} holds half of a surrogate pair, which is no character.")
     return text
 
 
@@ -89,12 +81,10 @@ def _tokens(window: dict[int, str], tokenizer: Any, length: int | None) -> tuple
         for i, row in zip(long, shorter, strict=True):
             rows[i] = row
     for number, row in zip(window, rows, strict=True):
-        if not row:
-            raise ClearheadError(f"survey: the tokenizer makes no token of text {number}: leave it out.")
-        if length is not None and len(row) > length:
+        if not row or (length is not None and len(row) > length):
             raise ClearheadError(
-                f"survey: the tokenizer makes {len(row)} tokens of text {number} with max_length={length}: it cannot "
-                "truncate. Pass shorter texts."
+                f"survey: the tokenizer makes {len(row) or 'no'} tokens of text {number} with max_length={length}. "
+                "Leave it out, or pass shorter texts."
             )
     return rows, cut
 
@@ -110,9 +100,7 @@ def _asked(tokenizer: Any, texts: list[str], **options: Any) -> list[list[int]]:
             "each}, and takes truncation=True, max_length=… where texts are longer than the model."
         ) from error
     if len(rows) != len(texts):
-        raise ClearheadError(
-            f"survey: the tokenizer made {len(rows)} rows of {len(texts)} texts; expected one for each."
-        )
+        raise ClearheadError(f"survey: the tokenizer made {len(rows)} rows of {len(texts)} texts; expected one each.")
     return rows
 
 

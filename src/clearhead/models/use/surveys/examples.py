@@ -101,10 +101,8 @@ def _best(one: Tensor, other: Tensor, measures: Sequence[Measure]) -> Tensor:
     """The best of two tables, for a module that attends several times."""
     both = torch.cat([one, other], 2)
     apart = torch.stack([_apart(table[..., 0], table[..., 1], one) for table, one in zip(both, measures, strict=True)])
-    order = (
-        apart.nan_to_num(nan=-torch.inf).sort(dim=2, descending=True, stable=True).indices[:, :, : one.shape[2], None]
-    )
-    return both.gather(2, order.expand(-1, -1, -1, NUMBERS))
+    order = apart.nan_to_num(nan=-torch.inf).sort(dim=2, descending=True, stable=True).indices
+    return both.gather(2, order[:, :, : one.shape[2], None].expand(-1, -1, -1, NUMBERS))
 
 
 class Examples:
@@ -125,15 +123,7 @@ class Examples:
                             apart = uniform - value if measure.least else value - uniform
                             self._add(kept, apart, (value, uniform), ids[int(at[0])], int(at[1]), int(at[2]))
 
-    def _add(
-        self,
-        kept: list[tuple[float, Example]],
-        apart: float,
-        values: tuple[float, float],
-        row: Tensor,
-        query: int,
-        key: int,
-    ) -> None:
+    def _add(self, kept: Kept, apart: float, values: tuple[float, float], row: Tensor, query: int, key: int) -> None:
         if len(kept) == self._count and apart <= kept[-1][0]:
             return
         length = int((row >= 0).sum())

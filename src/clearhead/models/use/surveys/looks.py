@@ -141,9 +141,8 @@ class Look:
         counts, first = subject.counted.cpu().sum(-1).double().expand(len(self._tokens), -1), len(self._kept.measures)
         for place, sums in enumerate(each):
             self.spread.add(name, first + place, sums, counts, len(queries))
-        return [
-            (row.expand_as(queries).clone(), queries) for pair in zip(each.sum(1), other, strict=True) for row in pair
-        ]
+        rows = (row for pair in zip(each.sum(1), other, strict=True) for row in pair)
+        return [(row.expand_as(queries).clone(), queries) for row in rows]
 
 
 def _alike(one: AttentionCall, other: AttentionCall) -> bool:
@@ -157,10 +156,8 @@ def _alike(one: AttentionCall, other: AttentionCall) -> bool:
 def _sums(found: Found, heads: int) -> list[Sum]:
     """The sums of a measure and of uniform attention, from their means."""
     count = found.queries.expand(heads)
-    return [
-        (torch.where(count > 0, mean.expand(heads) * count, 0.0), count.clone())
-        for mean in (found.value, found.uniform)
-    ]
+    means = (mean.expand(heads) for mean in (found.value, found.uniform))
+    return [(torch.where(count > 0, mean * count, 0.0), count.clone()) for mean in means]
 
 
 def _nothing(heads: int, columns: int) -> list[Sum]:
@@ -193,10 +190,8 @@ class WordClasses:
             found = Counter(mark for token in tokenizer.get_vocab() for mark in _MARKS if token.startswith(mark))
             tokenizer.convert_tokens_to_string(tokenizer.convert_ids_to_tokens([0]))
         except Exception as error:  # an object that is no tokenizer may raise any error
-            raise ClearheadError(
-                f"survey: 'word classes' reads the vocabulary of a tokenizer of transformers, and tokenizer is a "
-                f"{type(tokenizer).__name__}. Leave it out of keep."
-            ) from error
+            kind = type(tokenizer).__name__
+            raise ClearheadError(f"survey: 'word classes' reads the vocabulary, and a {kind} has none.") from error
         self._mark = found.most_common(1)[0][0] if found else None
         self._known = cache(self._class)
 

@@ -26,6 +26,7 @@ from clearhead.base.tensor_kind import has_own_dispatch
 from clearhead.base.versions import contents, without_addresses
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.models.loading import most_tokens, reason
+from clearhead.models.tap.refused import validate_model
 from clearhead.models.tap.transformers_private import ORIGIN, named_backend
 from clearhead.models.use.asked import asked_to_reduce
 from clearhead.models.use.means import Means
@@ -66,21 +67,15 @@ def rank_of(rank: Any, state: Any) -> tuple[int, int]:
         rank = tuple(int(one) if one.isdecimal() else one for one in given)
     two = isinstance(rank, tuple | list) and len(rank) == 2 and all(type(one) is int for one in rank)
     if not two or not 0 <= rank[0] < rank[1]:
-        raise ClearheadError(
-            f"survey: rank is {rank!r}; expected (number, of how many), such as (0, 2), or None for what the variables "
-            "RANK and WORLD_SIZE say."
-        )
+        raise ClearheadError(f"survey: rank is {rank!r}; expected (number, of how many), such as (0, 2), or None.")
     if rank[1] > 1 and state is None:
-        raise ClearheadError(
-            f"survey: {rank[1]} ranks share a folder: pass state=, a folder that all of them can reach."
-        )
+        raise ClearheadError(f"survey: {rank[1]} ranks share a folder: pass state=, which all of them can reach.")
     return rank[0], rank[1]
 
 
 def length_of(model: Any, tokenizer: Any, asked_for: int | None) -> int | None:
     """The largest number of tokens of a text; None for any number."""
-    if not isinstance(model, nn.Module):
-        raise ClearheadError(f"survey takes a torch.nn.Module; got a {type(model).__name__}.")
+    validate_model(model, "survey")
     if model.training:
         raise ClearheadError("survey: the model is in training mode, whose dropout is random; call model.eval().")
     if not callable(tokenizer):
@@ -93,9 +88,7 @@ def length_of(model: Any, tokenizer: Any, asked_for: int | None) -> int | None:
         return most
     check_count(asked_for, 1, "survey: max_length")
     if most is not None and asked_for > most:
-        raise ClearheadError(
-            f"survey: max_length is {asked_for}, and {type(model).__name__} takes at most {most} tokens."
-        )
+        raise ClearheadError(f"survey: max_length is {asked_for}, and the model takes at most {most} tokens.")
     return asked_for
 
 
@@ -110,14 +103,13 @@ def settings_of(model: nn.Module, kept: Kept, batch: int, max_length: int | None
     said = config.to_dict() if hasattr(config, "to_dict") else {}
     said = {name: value for name, value in said.items() if name not in _ELSEWHERE}
     named = [column for column in kept.columns[1:] if not column.endswith(" uniform")]
-    backend = named_backend(config)
     return {
         "model": type(model).__name__,
         "configuration": hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest(),
         "weights": _weights(model),
         "dtype": ", ".join(types),
         "device": ", ".join(sorted({t.device.type for t in parameters})) or "cpu",
-        "backend": str(backend),
+        "backend": str(named_backend(config)),
         "threads": str(torch.get_num_threads()),  # sums over other batches have other last digits
         "keep": ", ".join([*named, *map(_said, kept.reductions)]),
         "batch": str(batch),
@@ -132,10 +124,8 @@ def settings_of(model: nn.Module, kept: Kept, batch: int, max_length: int | None
 
 def _said(reduction: Any) -> str:
     """A reduction with its settings, all numbers of its tensors among them."""
-    each = {
-        name: contents(value) if isinstance(value, torch.Tensor | np.ndarray) else value
-        for name, value in vars(reduction).items()
-    }
+    arrays = torch.Tensor | np.ndarray
+    each = {name: contents(value) if isinstance(value, arrays) else value for name, value in vars(reduction).items()}
     return without_addresses(f"{type(reduction).__qualname__}({each})")
 
 
@@ -180,8 +170,7 @@ def surveyed(
     kept = kept_of(keep, tokenizer)
     number, ranks = rank_of(rank, state)
     check_count(batch, 1, "survey: batch")
-    if check_number(wait, "survey: wait") < 0:
-        raise ClearheadError(f"survey: wait is {wait}; expected seconds, 0 or more.")
+    check_number(wait, "survey: wait")
     length = length_of(model, tokenizer, max_length)
     settings = settings_of(model, kept, batch, length)
     files = None if state is None else State(state, settings)
@@ -259,7 +248,6 @@ def _all(files: State, digests: list[str], wait: float) -> Iterator[Done]:
 def _late(missing: list[int], wait: float) -> ClearheadError:
     some = ", ".join(map(str, missing[:10])) + (", …" if len(missing) > 10 else "")
     return ClearheadError(
-        f"survey: {len(missing)} batches of other ranks are missing ({some}), and none came for {wait:g} "
-        "seconds. Start those ranks, or all of them, again with the same arguments: what is in the folder is kept, and "
-        "the survey goes on."
+        f"survey: {len(missing)} batches of other ranks are missing ({some}), and none came for {wait:g} seconds. "
+        "Start those ranks, or all of them, again with the same arguments: what is in the folder is kept."
     )

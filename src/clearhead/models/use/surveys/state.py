@@ -109,10 +109,7 @@ class State:
         """
         numbers = [int(found[1]) for name in self._names() if (found := _NAME.fullmatch(name))]
         if max(numbers, default=0) >= count:
-            raise ClearheadError(
-                f"survey: the folder {str(self.folder)!r} has a batch {max(numbers)}, and these texts make {count} "
-                "batches, from 0: it is the state of other texts. Pass another folder, or the same texts."
-            )
+            raise self._another(f"has a batch {max(numbers)}, and these texts make {count} batches, from 0")
         for name in self._names():
             if name.startswith(".batch-") and name.endswith(".part"):
                 with suppress(OSError):  # the folder is read-only, or another process has just removed the file
@@ -124,6 +121,12 @@ class State:
             return sorted(os.listdir(self.folder))
         except OSError as error:
             raise ClearheadError(f"survey: cannot read the folder {str(self.folder)!r}: {error.strerror}.") from error
+
+    def _another(self, what: str) -> ClearheadError:
+        return ClearheadError(
+            f"survey: the folder {str(self.folder)!r} has the state of another survey, which {what}. Pass another "
+            "folder, or the same texts and the same arguments: nothing there was changed."
+        )
 
     def _path(self, number: int) -> Path:
         return self.folder / f"batch-{number:09}.safetensors"
@@ -146,15 +149,9 @@ class State:
         differ = [name for name in self._settings | settings if self._settings.get(name) != settings.get(name)]
         if differ:
             each = "; ".join(f"{name}: {settings.get(name)} there, {self._settings.get(name)} here" for name in differ)
-            raise ClearheadError(
-                f"survey: the folder {str(self.folder)!r} has the state of another survey, which differs in {each}. "
-                "Pass another folder, or the same arguments: nothing there was changed."
-            )
+            raise self._another(f"differs in {each}")
         if digest is not None and read != digest:
-            raise ClearheadError(
-                f"survey: {str(path)!r} is of other texts, or of texts in another order, or of another tokenizer. Pass "
-                "another folder, or the same texts: nothing there was changed."
-            )
+            raise self._another("is of other texts, or of texts in another order, or of another tokenizer")
         return found
 
 
@@ -173,10 +170,8 @@ def _parts(raw: bytes) -> tuple[Done, dict[str, str], str]:
     about = json.loads(header[HEADER])
     written = require("safetensors.torch", "models", "the state of a survey").load(raw)
     sums = {json.loads(f'"{name}"'): tensor for name, tensor in written.items()}
-    examples, spread = (
-        {name.removeprefix(begins): sums.pop(name) for name in list(sums) if name.startswith(begins)}
-        for begins in (EXAMPLES, SPREAD)
-    )
+    parts = ([name for name in sums if name.startswith(begins)] for begins in (EXAMPLES, SPREAD))
+    examples, spread = ({name.partition(" ")[2]: sums.pop(name) for name in names} for names in parts)
     ids = sums.pop(IDS, torch.empty(0, 0, dtype=torch.int32, device="cpu"))
     counts = {name: about[name] for name in ("texts", "tokens", "truncated", "modules")}
     found = Done(**counts, sums=sums, examples=examples, ids=ids, spread=spread)

@@ -1,7 +1,8 @@
-"""An edit that takes away what heads say of this text."""
+"""Edits of weights and outputs, after the softmax."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, get_args
 
 import torch
@@ -9,14 +10,81 @@ from torch import Tensor
 
 from clearhead.base.arrays import accumulated
 from clearhead.base.errors import ClearheadError
-from clearhead.base.numbers import check_count
-from clearhead.base.text import listed
+from clearhead.base.numbers import check_count, check_number
+from clearhead.base.text import brief, listed
 from clearhead.models.tap.choice import Heads, Layers, Positions
 from clearhead.models.use.edits.base import Edit
 from clearhead.models.use.edits.from_run import FromRun, Source
 from clearhead.models.use.edits.spot import Spot
 
 Kind = Literal["zero", "mean", "position mean", "resample"]
+
+
+class ScaleHeads(Edit):
+    """Multiplies the outputs of some heads by a number; 0 ablates them.
+
+    >>> import torch, clearhead as ch
+    >>> block, x = ch.nn.DotProductAttention(), torch.rand(1, 4, 10, 8)
+    >>> with ch.edit(block, ch.edits.ScaleHeads(heads=[0, 3], factor=0.0)):
+    ...     output = block(x, x, x)
+    >>> output.abs().amax((0, 2, 3)).count_nonzero()
+    tensor(2)
+
+    Formula: O_i becomes `factor` · O_i, before the projection that joins the heads. `layers`, `heads`, `queries`: see
+    `Edit`. Source: Michel et al. 2019, "Are Sixteen Heads Really Better than One?".
+    """
+
+    def __init__(
+        self, layers: Layers = None, heads: Heads = None, factor: float = 0.0, queries: Positions = None
+    ) -> None:
+        super().__init__(layers, heads, queries)
+        self.factor = check_number(factor, "ScaleHeads: factor")
+
+
+class MapWeights(Edit):
+    """Changes the weights of some heads by a function, after the softmax.
+
+    >>> import torch, clearhead as ch
+    >>> block, x = ch.nn.DotProductAttention(), torch.rand(1, 4, 10, 8)
+    >>> sharper = lambda w: w**2 / (w**2).sum(-1, keepdim=True)
+    >>> with ch.edit(block, ch.edits.MapWeights(sharper, heads=2)):
+    ...     output = block(x, x, x, mask=ch.Causal())
+    >>> w = ch.weights(x, x, mask=ch.Causal())[0, 2]
+    >>> torch.allclose(output[0, 2], sharper(w) @ x[0, 2], atol=1e-6)
+    True
+
+    Formula: O = f(W) V, with the weights W of the heads and queries that are changed, and the model's own values V.
+    `function`: takes W, a tensor (B, h, q, Lk), and gives another of the same shape, dtype and device; it may write to
+    W. W is float32, or float64 in a float64 model. It is called once for each run of neighbouring heads; in a
+    generation q counts the new tokens, and Lk all keys. Rows need not sum to 1: divide them by their sum in the
+    function where they should; pages and gradients of a recorded call need it. Numbers below 0 are allowed, but `watch`
+    refuses them, since a record has the logarithm of each weight.
+    The mask holds: a pair that it hides has weight 0 in W, and 0 again whatever the function gives. To open such pairs,
+    put a `ForceMask` before this edit. In a head with a sink, W has no column for it, and its rows sum to less than 1.
+    Edits of scores come before it, other changes of weights in the order of the edits, and factors and changes of the
+    output after it. Gradients flow through the function. `layers`, `heads`, `queries`: see `Edit`.
+    Raises a `ShapeError` where the model calls attention if the function gives anything else than such a tensor.
+    Cost: the whole matrix of the changed heads and queries, B · h · q · Lk numbers, beside those that the function
+    makes; other edits need no matrix.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Tensor], Tensor],
+        layers: Layers = None,
+        heads: Heads = None,
+        queries: Positions = None,
+    ) -> None:
+        super().__init__(layers, heads, queries)
+        if not callable(function):
+            raise ClearheadError(
+                f"MapWeights: function is {brief(function)}; expected a function of the weights (B, h, q, Lk), such as "
+                "lambda w: w / w.sum(-1, keepdim=True)."
+            )
+        self.function = function
+
+    def weights(self, weights: Tensor, spot: Spot) -> Tensor:
+        return self.function(weights)
 
 
 class Ablate(Edit):
