@@ -56,7 +56,8 @@ def sites() -> list[Site]:
         for node in ast.walk(tree):
             if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):  # a docstring
                 inner.add(id(node.value))
-            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("add_argument", "add_parser"):
+            called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            if called.endswith(("add_argument", "add_parser")) or called == "add":
                 inner |= {id(each) for each in ast.walk(node)}  # what --help says
             if id(node) in inner or not isinstance(node, ast.JoinedStr | ast.Constant | ast.BinOp):
                 continue

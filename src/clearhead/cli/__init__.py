@@ -6,17 +6,16 @@ import argparse
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, NoReturn, TextIO
+from typing import NoReturn, TextIO
 
 import clearhead
 from clearhead.base.errors import ClearheadError
 from clearhead.base.text import printable
 
-if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+AddParser = Callable[..., argparse.ArgumentParser]
 MODEL = "a folder with a model and its tokenizer, both saved with save_pretrained() (default: a small BERT)"
 
 
@@ -89,9 +88,8 @@ def parser() -> argparse.ArgumentParser:
     whole = argparse.ArgumentParser(prog="clearhead", description=does)
     whole.add_argument("--version", action=_Versions, nargs=0, help="show versions, kernels and engines, and exit")
     commands = whole.add_subparsers(dest="command", required=True)
-    _report(commands)
-    _explain(commands)
-    _survey(commands)
+    for describe in (_report, _explain, _survey):
+        describe(commands.add_parser)
     return whole
 
 
@@ -103,8 +101,8 @@ class _Versions(argparse.Action):
         parser.exit()
 
 
-def _report(commands: Commands) -> None:
-    command = commands.add_parser(
+def _report(add_parser: AddParser) -> None:
+    command = add_parser(
         "report",
         help="watch a model read a text, and write a page that shows its attention",
         description="Watch a model read a text; print a summary, and write a self-contained HTML page.",
@@ -128,23 +126,16 @@ def _report(commands: Commands) -> None:
         "with --head; else the layer of the head that departs most from uniform attention)",
     )
     add("--head", metavar="H", type=int, help="open the page on this head (default: with --layer the first head)")
-    add(
-        "--generate",
-        metavar="N",
-        type=int,
-        help="let the model go on for at most N tokens, each its likeliest, and show the text with its answer",
-    )
-    add(
-        "--target",
-        metavar="TEXT",
-        help="the text for the decoder of an encoder-decoder (default: the text that the model generates)",
-    )
+    generate = "let the model go on for at most N tokens, each its likeliest, and show the text with its answer"
+    add("--generate", metavar="N", type=int, help=generate)
+    target = "the text for the decoder of an encoder-decoder (default: the text that the model generates)"
+    add("--target", metavar="TEXT", help=target)
     add("--beside", metavar="TEXT", help="another text, to compare each head on the two")
     add("-o", "--output", metavar="FILE", default="report.html", help="the page (default: %(default)s)")
 
 
-def _explain(commands: Commands) -> None:
-    command = commands.add_parser(
+def _explain(add_parser: AddParser) -> None:
+    command = add_parser(
         "explain",
         help="show a computation of attention step by step: an example, or one query of a model that reads a text",
         description="Show how attention comes to its output, step by step, with formulas, shapes and numbers; or, "
@@ -163,12 +154,16 @@ def _explain(commands: Commands) -> None:
     add("--title", metavar="TEXT", help="the title of the explanation (default: what is computed)")
     add("--digits", metavar="N", type=int, help="with how many digits numbers are written (default: 4)")
     add("--model", metavar="DIR", help=MODEL)
-    output = "write a page (.html), Markdown (.md), a program (.py) or a notebook (.ipynb) instead"
-    add("-o", "--output", metavar="FILE", help=output)
+    add(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="write a page (.html), Markdown (.md), a program (.py) or a notebook (.ipynb) instead",
+    )
 
 
-def _survey(commands: Commands) -> None:
-    command = commands.add_parser(
+def _survey(add_parser: AddParser) -> None:
+    command = add_parser(
         "survey",
         help="statistics of every head of a model over many texts",
         description="Let a model read many texts; write a table of its heads, and perhaps a page. Under torchrun "
@@ -187,8 +182,7 @@ def _survey(commands: Commands) -> None:
         help="measures, such as 'sink,first,word classes' (default: normalised entropy, first, sink, previous, "
         "distance, word classes)",
     )
-    batch = "tokens of one pass of the model (default: %(default)s)"
-    add("--batch", metavar="N", type=int, default=4096, help=batch)
+    add("--batch", metavar="N", type=int, default=4096, help="tokens of one pass of the model (default: %(default)s)")
     add("--max-length", metavar="N", type=int, help="cut texts at N tokens (default: the model's most)")
     wait = "how many seconds to wait for a file of another process (default: %(default)g)"
     add("--wait", metavar="S", type=float, default=600.0, help=wait)

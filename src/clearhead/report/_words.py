@@ -64,12 +64,11 @@ def list_shown(call: Any, sequence: int) -> tuple[Shown, Shown]:
 class Cells(Reduction):
     """The largest weights of a call of one sequence in a map of at most so many cells, over shown positions.
 
-    `size`: the most cells of a side, or (rows, columns).
+    `size`: the most rows and columns.
     """
 
-    def __init__(self, queries: Shown, keys: Shown, size: int | tuple[int, int]) -> None:
-        sizes = size if isinstance(size, tuple) else (size, size)
-        self.cells = [_cells(*side) for side in zip((queries, keys), sizes, strict=True)]
+    def __init__(self, queries: Shown, keys: Shown, size: tuple[int, int]) -> None:
+        self.cells = [_cells(queries, size[0]), _cells(keys, size[1])]
 
     def begin(self, problem: Problem) -> Tensor:
         # the last row and column have hidden positions, and are dropped at the end

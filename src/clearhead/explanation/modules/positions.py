@@ -32,9 +32,10 @@ def explain_positions(module: Positional, given: dict[str, Any], asked: Asked) -
     """
     x, offset = given["x"], given.get("offset", 0)
     module(x, offset, positions=given.get("positions"))  # raises the module's own errors
-    length = range(x.shape[-2])
-    at = asked.at
+    at, length = asked.at, range(x.shape[-2])
     places = length[:QUERIES] if at is None else _places(at, length)
+    if 0 in x.shape[:-1]:
+        raise ClearheadError(f"there is nothing to explain: x is {tuple(x.shape)}, without a position.")
     four = x.reshape(-1, *x.shape[-3:]) if x.ndim > 3 else x.reshape(-1, 1, *x.shape[-2:])
     some = at is None and len(length) > QUERIES
     left_out = (f"{len(length)} positions: the first {QUERIES} are shown",) if some else ()

@@ -60,7 +60,7 @@ def _of_words(call: AttentionCall, chosen: Sequence[tuple[int, ...]], rows: Show
     sequence, problem = chosen[0][0], call.problem
     with torch.no_grad():
         one = of_sequence(problem, sequence, (call.padding or ALL_WORDS).queries)
-        maps = numbers(lazy(one).reduce(Cells(rows, columns, most))[0])
+        maps = numbers(lazy(one).reduce(Cells(rows, columns, (most, most)))[0])
     cell = cell_of(len(rows.places), len(columns.places), most)
 
     def hidden(head: int) -> Array:
