@@ -185,7 +185,7 @@ CASES = [
     ),
     case(
         "Lengths(torch.tensor([1.0, 2.0, 3.0, 4.0]))",
-        ("valid_lens.long()", "attention(x, x, x, mask=Lengths(@))", "plain(x, x, x, steps)"),
+        ("torch.as_tensor(valid_lens).long()", "attention(x, x, x, mask=Lengths(@))", "plain(x, x, x, steps)"),
         setup="valid_lens = torch.tensor([1.0, 2.0, 3.0, 4.0]); steps = (torch.arange(4) < valid_lens[:, None])[:, None]",
     ),
     case(

@@ -110,10 +110,9 @@ def check_memory(tensor: Tensor, name: str) -> Tensor:
         raise ClearheadError(f"{name} is a CausalBias, which holds no numbers: pass mask=Causal(), align={align!r}.")
     if is_freed(tensor):
         raise ClearheadError(
-            f"{name}, {tensor.dtype}, shape {tuple(tensor.shape)}, has no memory: its storage holds "
-            f"{tensor.untyped_storage().nbytes():,} bytes, fewer than shape and strides need. A call of "
-            "storage.resize_() freed it, as fully_shard (FSDP2) frees a layer's parameters after the layer has run. "
-            "Pass a copy that is made before: tensor.clone()."
+            f"{name}, {tensor.dtype}, shape {tuple(tensor.shape)}, has no memory: storage.resize_() freed it, as "
+            "fully_shard (FSDP2) frees a layer's parameters after the layer has run. Pass a copy that is made before: "
+            "tensor.clone()."
         )
     return tensor
 

@@ -67,15 +67,10 @@ def numbers_of(selector: Any, count: int, name: str, of: str) -> tuple[int, ...]
         return tuple(range(count))
     found: list[int] = []
     for item in checked_numbers(selector, name):
-        if isinstance(item, slice):
-            found += range(count)[item]
-        elif -count <= item < count:
-            found.append(item % count)
-        else:
-            raise ClearheadError(f"{name} is {brief(selector)}, and {of}, numbered from 0.")
-    if not found:
-        raise ClearheadError(f"{name} is {brief(selector)}, and {of}, numbered from 0: it chooses none.")
-    return tuple(found)
+        found += range(count)[item] if isinstance(item, slice) else [item]
+    if not found or not all(-count <= number < count for number in found):
+        raise ClearheadError(f"{name} is {brief(selector)}, and {of}, numbered from 0.")
+    return tuple(number % count for number in found)
 
 
 def as_index(selector: Any, count: int, name: str) -> Any:

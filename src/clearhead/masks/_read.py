@@ -124,11 +124,10 @@ def check_lengths(lengths: Any, name: str, read: bool = False) -> Tensor:
     lens = as_tensor(lengths, name)
     if not is_whole(lens):
         short, numbers = name.split()[-1], lens.is_floating_point() and lens.ndim < 2
-        cast = f"{short}.long()" if isinstance(lengths, Tensor) else f"{short}.astype(int)"
-        cast = f"[int(n) for n in {short}]" if numbers and isinstance(lengths, list | tuple) else cast
         raise ClearheadError(
             f"{name} has dtype {lens.dtype}, shape {tuple(lens.shape)}; expected integers: a length says how many keys "
-            f"may be seen. Pass {cast}." + ("" if numbers else f"\nOf a mask: {mask_forms('keep', lens)}")
+            f"may be seen. Pass torch.as_tensor({short}).long()."
+            + ("" if numbers else f"\nOf a mask: {mask_forms('keep', lens)}")
         )
     if lens.ndim > 2:
         raise ShapeError(f"{name} has shape {tuple(lens.shape)}; expected (B,) or (B, Lq).")

@@ -166,12 +166,9 @@ class Score(PartSettings, nn.Module, ABC):
             check_memory(parameter, f"the score's parameter {name}")
             one = parameter.dtype == query.dtype or is_cast_together(query.device, parameter.dtype, query.dtype)
             if not one or parameter.device != query.device:
-                dtype = str(query.dtype).removeprefix("torch.")
                 raise ClearheadError(
                     f"the score's parameter {name} is {parameter.dtype} on {parameter.device}, and the query is "
-                    f"{query.dtype} on {query.device}.\n"
-                    f"Pass score.to(torch.{dtype}), or query and key as {parameter.dtype} on {parameter.device} "
-                    f"(in NumPy: query.astype({str(parameter.dtype).removeprefix('torch.')!r}))."
+                    f"{query.dtype} on {query.device}.\nPass score.to({query.dtype}), or query and key like it."
                 )
 
     @classmethod

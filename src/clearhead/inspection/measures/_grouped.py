@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from clearhead.masks.base import Edges, all_keys, intersection, of_intervals
+from clearhead.masks._spans import Edges, all_keys, intersection, of_intervals
 from clearhead.problem.problem import Problem
 from clearhead.problem.visible import Visible, visible
 

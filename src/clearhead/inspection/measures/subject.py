@@ -12,7 +12,7 @@ from torch import Tensor
 from clearhead.inspection.measures.allowed import among, looked_at, uniform
 from clearhead.inspection.measures.attention import Attention, positions
 from clearhead.inspection.reductions.base import arange
-from clearhead.masks.base import Edges
+from clearhead.masks._spans import Edges
 from clearhead.problem.problem import Problem
 from clearhead.problem.visible import Visible
 from clearhead.problem.words import ALL_WORDS, Words
