@@ -740,11 +740,6 @@ CASES = [
         setup="class Attend(Block):\n    def forward(self, x):\n        return ch.attention(x, x, x)",
     ),
     case(
-        "torch.jit.script(attend)",
-        ("torch.export", "@.export(attend, (y,)).module()(y)", "attend(y)"),
-        setup="attend, y = ch.nn.SinusoidalPositionalEncoding(8), torch.zeros(1, 3, 8)",
-    ),
-    case(
         "torch.func.vmap(lambda x: attention(x, x, x, dropout_p=0.5), randomness='different')(x)",
         ("dropout_p=0", "torch.func.vmap(lambda x: attention(x, x, x, @))(x)", "plain(x, x, x)"),
     ),

@@ -59,17 +59,10 @@ class Uninterrupted(AbstractContextManager[Given]):
                 self._inside = inside
             return found
         except BaseException as error:
-            self._end(type(error), error, error.__traceback__)
+            self.__exit__(type(error), error, error.__traceback__)
             raise
 
     def __exit__(self, *error: Any) -> bool | None:
-        try:
-            return self._end(*error)
-        finally:
-            if self._inside is not None:  # an interrupt came before the line above could begin
-                self._end(*error)
-
-    def _end(self, *error: Any) -> bool | None:
         with Delayed():
             inside, self._inside = self._inside, None
             return None if inside is None else inside.__exit__(*error)
