@@ -231,9 +231,8 @@ def check_shape(tensor: object, spec: str | Sequence[int | str | EllipsisType | 
     """
     if not isinstance(spec, str | list | tuple):
         raise ClearheadError(f"check_shape: spec is {spec!r:.60}; expected a tuple of sizes and names, or a string.")
-    parts: list[Any] = spec.replace(",", " ").split() if isinstance(spec, str) else list(spec)
-    parts = [int(p) if isinstance(p, str) and p.lstrip("-").isdigit() else p for p in parts]
-    parts = ["..." if p is Ellipsis else p for p in parts]
+    given = spec.replace(",", " ").split() if isinstance(spec, str) else ["..." if p is Ellipsis else p for p in spec]
+    parts: list[Any] = [int(p) if isinstance(p, str) and p.lstrip("-").isdigit() else p for p in given]
     if not hasattr(tensor, "shape") or getattr(tensor, "is_nested", False):
         raise ClearheadError(f"check_shape takes something with a .shape of numbers; got a {type(tensor).__name__}.")
     got: tuple[int, ...] = tuple(tensor.shape)

@@ -93,9 +93,8 @@ class Managed(Uninterrupted[Given]):
         )
 
     def __repr__(self) -> str:
-        if self._used:
-            return f"ch.{self._call}, used"
-        return f"ch.{self._call}: nothing is switched on. It begins in a with statement: `with ch.{self._call}:`"
+        begins = f"nothing is switched on. It begins in a with statement: `with ch.{self._call}:`"
+        return f"ch.{self._call}: {'used' if self._used else begins}"
 
 
 class Line(NamedTuple):
