@@ -61,7 +61,7 @@ MASKS = [
         "test_masks.py,test_errors.py",
     ),
     Mutant(
-        "masks/dense.py",
+        "masks/_read.py",
         "numbers.rfind(1, row, row + keys) + 1, start",
         "numbers.rfind(1, row, row + keys), start",
         "the last word counts as padding",

@@ -232,9 +232,7 @@ class Sum(Bias):
 
     @classmethod
     def example(cls, sizes: Sizes) -> Bias:
-        from clearhead.biases.alibi import ALiBi  # here, since a file of a bias imports this one
-
-        return cls(ALiBi.example(sizes), ALiBi.example(sizes))
+        return cls(Far(0.3), Far(0.1))
 
     def steps(self, sizes: Sizes, at: Sides, name: str = "bias") -> list[Step]:
         left = self.left._explain(sizes, at, f"{name}_left")
@@ -244,6 +242,22 @@ class Sum(Bias):
 
     def lower(self, sizes: Sizes) -> Added:
         return lowered(self.left, sizes).plus(lowered(self.right, sizes))
+
+
+class Far(Bias):
+    """The index of the diagonal, times a learnable number. It serves the example of `Sum`."""
+
+    def __init__(self, slope: float) -> None:
+        super().__init__()
+        self.slope = nn.Parameter(torch.tensor(slope))
+
+    @classmethod
+    def example(cls, sizes: Sizes) -> Bias:
+        return cls(0.2)
+
+    def lower(self, sizes: Sizes) -> Added:
+        far = torch.arange(max(sizes.queries + sizes.keys - 1, 0), device=sizes.device) - sizes.keys
+        return Added(relative=(self.slope * far.to(self.slope.dtype)).view(1, 1, -1))
 
 
 def distances(sizes: Sizes, offset: int | Tensor) -> Tensor:

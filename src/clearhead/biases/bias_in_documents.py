@@ -6,8 +6,7 @@ from torch import Tensor, nn
 
 from clearhead.base.document_edges import DocumentEdges
 from clearhead.base.shapes import Sizes
-from clearhead.biases.alibi import ALiBi
-from clearhead.biases.base import Added, Bias, lowered, wide
+from clearhead.biases.base import Added, Bias, Far, lowered, wide
 
 
 class BiasInDocuments(Bias):
@@ -19,7 +18,7 @@ class BiasInDocuments(Bias):
 
     @classmethod
     def example(cls, sizes: Sizes) -> Bias:
-        return cls(ALiBi.example(sizes), DocumentEdges.example(sizes))
+        return cls(Far(0.3), DocumentEdges.example(sizes))
 
     def __repr__(self) -> str:
         return f"{self.bias!r} in each of <{len(self.edges.queries.lengths)} documents>"

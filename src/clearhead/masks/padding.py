@@ -13,9 +13,8 @@ from clearhead.base.rules import ByPair, entry
 from clearhead.base.shapes import Sizes, heads_second, one_or, part, placed
 from clearhead.base.steps import Step
 from clearhead.base.tensor_kind import require_all
-from clearhead.masks._read import derived, own, wrong_shape
+from clearhead.masks._read import derived, intervals, own, wrong_shape
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
-from clearhead.masks.dense import intervals
 
 
 class Padding(Mask):
