@@ -98,9 +98,7 @@ class Additive(Score):
         width = joint.shape[1]
         keys = width // 2 if key_dim is None else check_count(key_dim, 1, "key_dim")
         if not 0 < keys < width or (key_dim is None and width % 2):
-            raise ShapeError(
-                f"weight has shape {tuple(joint.shape)}; pass a key_dim from 1 to {width - 1}, not {key_dim}."
-            )
+            raise ShapeError(f"weight has shape {tuple(joint.shape)}; pass key_dim, from 1 to {width - 1}.")
         first = keys if order == "key_query" else width - keys
         parts = joint.detach()[:, :first], joint.detach()[:, first:]
         W_k, W_q = parts if order == "key_query" else parts[::-1]
