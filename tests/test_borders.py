@@ -136,16 +136,10 @@ def test_what_is_written_down_is_what_is_computed():
 def test_modules_in_torch_jit():
     encode = ch.nn.SinusoidalPositionalEncoding(4)
     attend = ch.nn.MultiHeadAttention(4, 1, rotary=ch.nn.RotaryEmbedding(4))
-    plain = ch.nn.DotProductAttention()
     x = torch.randn(1, 5, 4)
     for module, inputs, who in ((attend, (x, x, x), "RotaryEmbedding"), (encode, (x,), "SinusoidalPositionalEncoding")):
         with pytest.raises(ch.UnsupportedError, match=rf"torch\.jit\.trace cannot follow {who}: .*torch\.export"):
             torch.jit.trace(module, inputs, check_trace=False)
-    learnt = ch.nn.LearnedPositionalEncoding(8, 4)
-    for module in (attend, encode, learnt, ch.Additive(4, 4, 4), ch.ALiBi(2), plain, ch.nn.AdditiveAttention(4)):
-        for held in (module, torch.nn.Sequential(torch.nn.Linear(4, 4), module)):
-            with pytest.raises(ch.UnsupportedError, match=rf"compile {type(module).__name__}: .*torch\.export"):
-                torch.jit.script(held)
 
 
 def test_a_mask_without_values_on_inputs_with_values():

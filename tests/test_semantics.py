@@ -312,9 +312,9 @@ def test_lengths_are_taken_as_modules_take_them(name, mask):
 def test_lengths_that_are_no_lengths_are_one_error():
     x = draw(2, 3, 4)
     for wrong, why in (
-        (ch.Lengths([1, 2]), "a Mask"),
-        (torch.ones(2).bool(), "is bool"),
-        (2, "one number"),
+        (ch.Lengths([1, 2]), "Pass a mask as mask="),
+        (torch.ones(2).bool(), "of torch.bool"),
+        (2, "one for each sequence"),
         ([7, 1], "holds 7"),
     ):
         with pytest.raises(ch.ClearheadError, match=why):

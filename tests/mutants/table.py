@@ -61,9 +61,9 @@ MASKS = [
         "test_masks.py,test_errors.py",
     ),
     Mutant(
-        "masks/padding.py",
-        "keep.shape[1] - keep.flip(-1)",
-        "keep.shape[1] - 1 - keep.flip(-1)",
+        "masks/_read.py",
+        "numbers.rfind(1, row, row + keys) + 1, start",
+        "numbers.rfind(1, row, row + keys), start",
         "the last word counts as padding",
         "test_masks.py",
     ),

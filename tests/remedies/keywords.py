@@ -155,7 +155,7 @@ BUILT = [
     ),
     case(
         "Lengths([1.0, 2.0, 3.0, 4.0])",
-        ("[int(n) for n in valid_lens]", "attention(x, x, x, valid_lens=@)", "plain(x, x, x, steps)"),
+        ("torch.as_tensor(valid_lens).long()", "attention(x, x, x, valid_lens=@)", "plain(x, x, x, steps)"),
         setup="valid_lens = [1.0, 2.0, 3.0, 4.0]; steps = torch.arange(4) < torch.tensor(valid_lens)[:, None, None]",
     ),
 ]

@@ -155,7 +155,7 @@ def exported(make):
     case(
         "Lengths(jagged)",
         (
-            "one number for each sequence",
+            "integers in rows of one length",
             "attention(x[:2], x[:2], x[:2], mask=Lengths([4, 2]))[1] # @",
             "plain(x[1], x[1, :2], x[1, :2])",
         ),

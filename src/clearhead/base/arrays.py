@@ -110,10 +110,9 @@ def check_memory(tensor: Tensor, name: str) -> Tensor:
         raise ClearheadError(f"{name} is a CausalBias, which holds no numbers: pass mask=Causal(), align={align!r}.")
     if is_freed(tensor):
         raise ClearheadError(
-            f"{name}, {tensor.dtype}, shape {tuple(tensor.shape)}, has no memory: its storage holds "
-            f"{tensor.untyped_storage().nbytes():,} bytes, fewer than shape and strides need. A call of "
-            "storage.resize_() freed it, as fully_shard (FSDP2) frees a layer's parameters after the layer has run. "
-            "Pass a copy that is made before: tensor.clone()."
+            f"{name}, {tensor.dtype}, shape {tuple(tensor.shape)}, has no memory: storage.resize_() freed it, as "
+            "fully_shard (FSDP2) frees a layer's parameters after the layer has run. Pass a copy that is made before: "
+            "tensor.clone()."
         )
     return tensor
 
@@ -232,9 +231,8 @@ def check_shape(tensor: object, spec: str | Sequence[int | str | EllipsisType | 
     """
     if not isinstance(spec, str | list | tuple):
         raise ClearheadError(f"check_shape: spec is {spec!r:.60}; expected a tuple of sizes and names, or a string.")
-    parts: list[Any] = spec.replace(",", " ").split() if isinstance(spec, str) else list(spec)
-    parts = [int(p) if isinstance(p, str) and p.lstrip("-").isdigit() else p for p in parts]
-    parts = ["..." if p is Ellipsis else p for p in parts]
+    given = spec.replace(",", " ").split() if isinstance(spec, str) else ["..." if p is Ellipsis else p for p in spec]
+    parts: list[Any] = [int(p) if isinstance(p, str) and p.lstrip("-").isdigit() else p for p in given]
     if not hasattr(tensor, "shape") or getattr(tensor, "is_nested", False):
         raise ClearheadError(f"check_shape takes something with a .shape of numbers; got a {type(tensor).__name__}.")
     got: tuple[int, ...] = tuple(tensor.shape)

@@ -1,4 +1,4 @@
-"""Contexts around code, code that the compiler leaves out, and errors where `torch.jit` traces or compiles."""
+"""Contexts around code, code that the compiler leaves out, and the error where `torch.jit` traces."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -90,11 +90,3 @@ def raise_in_jit_trace(who: str = "attention()") -> None:
             f"torch.jit.trace cannot follow {who}: it keeps sizes, masks and positions as constants, and sees no "
             "kernel. Use torch.export or torch.compile; for ONNX, torch.onnx.export(..., dynamo=True)."
         )
-
-
-def raise_in_jit_script(module: Any) -> NoReturn:
-    """Raise in `torch.jit.script`, which calls a module's `__prepare_scriptable__`, and knows a part of Python only."""
-    raise UnsupportedError(
-        f"torch.jit.script cannot compile {type(module).__name__}: it takes neither optional keywords nor masks. Use "
-        "torch.export or torch.compile; for ONNX, torch.onnx.export(..., dynamo=True)."
-    )

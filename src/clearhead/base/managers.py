@@ -59,17 +59,10 @@ class Uninterrupted(AbstractContextManager[Given]):
                 self._inside = inside
             return found
         except BaseException as error:
-            self._end(type(error), error, error.__traceback__)
+            self.__exit__(type(error), error, error.__traceback__)
             raise
 
     def __exit__(self, *error: Any) -> bool | None:
-        try:
-            return self._end(*error)
-        finally:
-            if self._inside is not None:  # an interrupt came before the line above could begin
-                self._end(*error)
-
-    def _end(self, *error: Any) -> bool | None:
         with Delayed():
             inside, self._inside = self._inside, None
             return None if inside is None else inside.__exit__(*error)
@@ -100,9 +93,8 @@ class Managed(Uninterrupted[Given]):
         )
 
     def __repr__(self) -> str:
-        if self._used:
-            return f"ch.{self._call}, used"
-        return f"ch.{self._call}: nothing is switched on. It begins in a with statement: `with ch.{self._call}:`"
+        begins = f"nothing is switched on. It begins in a with statement: `with ch.{self._call}:`"
+        return f"ch.{self._call}: {'used' if self._used else begins}"
 
 
 class Line(NamedTuple):

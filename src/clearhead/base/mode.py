@@ -9,20 +9,7 @@ import torch
 from torch.compiler import is_compiling, is_dynamo_compiling, is_exporting
 
 from clearhead.base import torch_private, torch_state
-from clearhead.base.torch_state import (
-    GRAD,
-    JVP,
-    VMAP,
-    any_autocast,
-    backward_task,
-    batches_of_losses,
-    dispatch_modes,
-    dual_level,
-    interpreter,
-    jit_state,
-    tracing_context,
-    transforms,
-)
+from clearhead.base.torch_state import GRAD, JVP, VMAP, any_autocast, dispatch_modes, dual_level, interpreter, jit_state
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -67,7 +54,7 @@ def get_mode() -> Mode:
     # No module of PyTorch is named in here: with it the compiler would compile this function by itself, where code
     # around it could not be compiled. `is_compiling` is one flag of the process: while one thread compiles, it is
     # True in all threads.
-    if is_compiling() and (is_dynamo_compiling() or tracing_context() is not None):
+    if is_compiling() and (is_dynamo_compiling() or torch_state.tracing_context() is not None):
         return Mode(
             eager=False,
             compiled=True,
@@ -77,8 +64,8 @@ def get_mode() -> Mode:
             backward=_is_in_backward(),
         )
     if interpreter() is None and not dispatch_modes() and dual_level() < 0 and jit_state() is None:
-        return _EAGER[any_autocast()][backward_task() != -1]
-    active, level, (fake, *recorders) = tuple(transforms()), dual_level(), torch_state.tracing_modes()
+        return _EAGER[any_autocast()][torch_state.backward_task() != -1]
+    active, level, (fake, *recorders) = tuple(torch_state.transforms()), dual_level(), torch_state.tracing_modes()
     return Mode(
         eager=False,
         traced=fake is not None or any(recorders),
@@ -87,7 +74,7 @@ def get_mode() -> Mode:
         forward_level=level,
         operations_only=bool(active) or level >= 0,
         autocast=any_autocast(),
-        backward=backward_task() != -1,
+        backward=torch_state.backward_task() != -1,
     )
 
 
@@ -113,24 +100,24 @@ CURRENT = cast(Mode, _CurrentMode)
 def _is_differentiated() -> bool:
     """Whether `torch.func` or forward mode differentiates code that is compiled. The compiler bakes the answer in, and
     checks the level of both before it uses the code again."""
-    active = transforms()
+    active = torch_state.transforms()
     return dual_level() >= 0 or GRAD in active or JVP in active
 
 
 @assume_constant  # compiled code has no task of its own; PyTorch 2.12 takes the number for a value
 def _is_in_backward() -> bool:
-    return backward_task() != -1
+    return torch_state.backward_task() != -1
 
 
 def count_loss_batches() -> int:
     """How many batches of `torch.autograd`'s own are nested here (`vectorize=True`, `is_grads_batched=True`)."""
-    return 0 if get_mode().compiled else batches_of_losses()
+    return 0 if get_mode().compiled else torch_state.batches_of_losses()
 
 
 @assume_constant
 def is_inside_transform() -> bool:
     """Whether, in code that is being compiled, `torch.func` or forward mode is at work: the answer is compiled in."""
-    return dual_level() >= 0 or bool(transforms())
+    return dual_level() >= 0 or bool(torch_state.transforms())
 
 
 def is_capturing_graph() -> bool:

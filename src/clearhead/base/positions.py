@@ -31,8 +31,8 @@ def check_align(align: Any) -> Align:
         return max(-FAR, min(int(align), FAR))
     if isinstance(align, str) or not hasattr(align, "shape"):
         raise ClearheadError(f"align is {align!r:.60}. {_ADVICE}")
-    plain = type(align) is Tensor and align.dtype is torch.int64 and align.ndim < 2
-    if plain and get_mode().eager and holds_all_bytes(align):
+    plain = align.dtype is torch.int64 and align.ndim < 2 and get_mode().eager
+    if plain and type(align) is Tensor and holds_all_bytes(align):
         return align.clamp(-FAR, FAR)
     positions = to_tensor(align, "align")
     if not is_whole(positions) or positions.ndim > 1:

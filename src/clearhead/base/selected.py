@@ -15,7 +15,6 @@ from clearhead.base.tensor_kind import is_freed, is_readable
 from clearhead.base.text import brief
 
 LISTS = (list, tuple, range)
-FORMS = "a number, a slice, or a list of these"
 
 
 def items_of(selector: Any) -> tuple[Any, ...]:
@@ -56,7 +55,7 @@ def checked_numbers(selector: Any, name: str) -> tuple[int | slice, ...]:
     """The parts of a selector of numbers. `name`: what it is called."""
     items = items_of(selector)
     if not items or not all(is_number(item) or is_slice(item) for item in items):
-        raise ClearheadError(f"{name} is {brief(selector)}; expected {FORMS}, or None for all.")
+        raise ClearheadError(f"{name} is {brief(selector)}; expected a number, a slice, a list of these, or None.")
     return items
 
 
@@ -67,15 +66,10 @@ def numbers_of(selector: Any, count: int, name: str, of: str) -> tuple[int, ...]
         return tuple(range(count))
     found: list[int] = []
     for item in checked_numbers(selector, name):
-        if isinstance(item, slice):
-            found += range(count)[item]
-        elif -count <= item < count:
-            found.append(item % count)
-        else:
-            raise ClearheadError(f"{name} is {brief(selector)}, and {of}, numbered from 0.")
-    if not found:
-        raise ClearheadError(f"{name} is {brief(selector)}, and {of}, numbered from 0: it chooses none.")
-    return tuple(found)
+        found += range(count)[item] if isinstance(item, slice) else [item]
+    if not found or not all(-count <= number < count for number in found):
+        raise ClearheadError(f"{name} is {brief(selector)}, and {of}, numbered from 0.")
+    return tuple(number % count for number in found)
 
 
 def as_index(selector: Any, count: int, name: str) -> Any:

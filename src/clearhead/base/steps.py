@@ -142,6 +142,6 @@ def made(
     computed in another way than is shown and differ in the last digits; `by`: this other way, as an expression.
     """
     axes = expression.axes if axes is None else axes
-    by = by or (expression if value is None else None)
-    value = expression.value if value is None else value
+    if value is None:
+        by, value = by or expression, expression.value
     return Step(name, why, value, axes, aside=aside, made=expression, by=by)

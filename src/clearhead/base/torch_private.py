@@ -71,9 +71,7 @@ def forward_is_compiled(module: nn.Module) -> bool:
     return hasattr(module.forward, "_torchdynamo_orig_callable")
 
 
-to_another_dtype = find_private(
-    "torch.ops.aten._to_copy.default", "to let a caller's rule change a number's dtype inside FlexAttention's kernel"
-)
+to_another_dtype = find_private("torch.ops.aten._to_copy.default", "to change a dtype inside FlexAttention's kernel")
 
 # ------------------------------------------------------------------------------------------ contexts around operations
 
@@ -255,10 +253,7 @@ def remove_hooks(module: Any, ours: Callable[[Any], bool]) -> None:
             marks.pop(number, None)
 
 
-@requires(
-    "to see what a checkpoint computes again after an edit has ended",
-    "torch.utils.checkpoint._checkpoint_without_reentrant_generator",
-)
+@requires("to see what a checkpoint repeats", "torch.utils.checkpoint._checkpoint_without_reentrant_generator")
 def generator_of_checkpoints() -> str:
     """The name of the generator in `torch.utils.checkpoint` around a function that runs again."""
     return "_checkpoint_without_reentrant_generator"

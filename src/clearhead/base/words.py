@@ -20,11 +20,8 @@ def rows_of(name: str, words: Any) -> Tensor | list[list[str]]:
     ids = ids_of(words)
     if ids is not None:
         return ids
-    given, kind = words, type(words).__name__
-    if isinstance(words, Tensor | np.ndarray):
-        kind += f" of {words.dtype}, shape {tuple(words.shape)}"
-        given = words.tolist() if isinstance(words, np.ndarray) else None
-    ordered = not isinstance(given, str | bytes | set | frozenset | dict)
+    given = words.tolist() if isinstance(words, np.ndarray) else words
+    ordered = not isinstance(given, Tensor | str | bytes | set | frozenset | dict)
     try:
         found: list[Any] = list(given) if ordered else []
     except TypeError:  # it has no words
@@ -37,8 +34,8 @@ def rows_of(name: str, words: Any) -> Tensor | list[list[str]]:
         there = f", with {brief(wrong)} at {name}{at}" if at else ""
         raise ClearheadError(
             f"{name} takes words, one for each position, a list of such lists, one for each sequence, or a tensor of "
-            f"token ids, integers (L,) or (B, L), which are shown as numbers; got a {kind}{there}.\nFor the words of "
-            "ids pass tokenizer.convert_ids_to_tokens(ids)."
+            f"token ids, integers (L,) or (B, L), which are shown as numbers; got {brief(words)}{there}.\nFor the "
+            "words of ids pass tokenizer.convert_ids_to_tokens(ids)."
         )
     return rows
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.arrays import Array, is_dense, shown
-from clearhead.base.contexts import raise_in_jit_script
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.mode import get_mode
 from clearhead.base.modules import after_hooks, settled
@@ -129,7 +128,6 @@ class Bias(PartSettings, nn.Module, ABC):
     """
 
     __array_ufunc__ = None  # so that NumPy's arrays leave + to the bias
-    __prepare_scriptable__ = raise_in_jit_script
     _validators: ClassVar = {"positional": check_flag}
     positional: bool = False  # whether it depends on where a query stands, and so on the call's alignment
 

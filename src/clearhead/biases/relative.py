@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -146,5 +145,4 @@ class RelativeBias(Bias):
         return high
 
     def extra_repr(self) -> str:
-        shown: dict[str, Any] = {"num_buckets": self.num_buckets, "max_distance": self.max_distance}
-        return f"{self.weight.shape[1]}, " + ", ".join(f"{n}={v}" for n, v in shown.items())
+        return f"{self.weight.shape[1]}, num_buckets={self.num_buckets}, max_distance={self.max_distance}"

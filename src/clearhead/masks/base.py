@@ -23,13 +23,10 @@ from clearhead.base.steps import Step
 from clearhead.base.text import brief, said
 from clearhead.masks._draw import html, plot, sizes_drawn, text
 from clearhead.masks._read import KEPT
-from clearhead.masks._spans import Edges as Edges
 from clearhead.masks._spans import Residual as Residual
 from clearhead.masks._spans import Spans as Spans
 from clearhead.masks._spans import all_keys as all_keys
 from clearhead.masks._spans import check_spans as check_spans
-from clearhead.masks._spans import intersection as intersection
-from clearhead.masks._spans import of_intervals as of_intervals
 
 if TYPE_CHECKING:
     from clearhead.base.pictures import Axes

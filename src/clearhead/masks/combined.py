@@ -77,7 +77,8 @@ class Combined(Mask):
         return [note for mask in leaves(self) for note in mask._list_notes()]
 
     def drawn(self) -> Sizes:
-        return self._fold(lambda mask, *inner: mask.join_drawn(*inner), lambda leaf: leaf.drawn())
+        found: Sizes = self._fold(lambda mask, *inner: mask.join_drawn(*inner), lambda leaf: leaf.drawn())
+        return found
 
     def _count_drawn_keys(self) -> int:
         return max(mask._count_drawn_keys() for mask in leaves(self))
@@ -89,7 +90,8 @@ class Combined(Mask):
         return self._fold(join, lambda leaf: said(leaf, leaf.title))
 
     def _compute_part(self, sizes: Sizes, at: Sides) -> Tensor:
-        return self._fold(lambda mask, *inner: mask.join(*inner), lambda leaf: leaf._compute_part(sizes, at))
+        found: Tensor = self._fold(lambda mask, *inner: mask.join(*inner), lambda leaf: leaf._compute_part(sizes, at))
+        return found
 
     def steps(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
         order: list[Mask] = []
@@ -117,7 +119,8 @@ class Combined(Mask):
             # the complement of an interval before the first key, or behind the last one, is every key
             return spans._replace(start=spans.start.clamp(0, sizes.keys), stop=spans.stop.clamp(0, sizes.keys))
 
-        return self._fold(lambda mask, *inner: mask.join_spans(sizes, *inner), lower)
+        found: Spans = self._fold(lambda mask, *inner: mask.join_spans(sizes, *inner), lower)
+        return found
 
     def _fold(self, join: Callable[..., T], ask: Callable[[Mask], T]) -> T:
         """The result of `join` for each operator, from those of the masks that it joins; of `ask` for other masks."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,13 +12,11 @@ from clearhead.base.errors import ClearheadError
 from clearhead.base.mode import get_mode
 from clearhead.base.rules import ByPair, entry
 from clearhead.base.shapes import Sides, Sizes, fit, part, placed
-from clearhead.base.tensor_kind import is_on_host, is_plain, is_readable
-from clearhead.masks._read import KEPT
+from clearhead.base.tensor_kind import is_on_host, is_readable
+from clearhead.masks._read import KEPT, intervals
 from clearhead.masks.base import Mask, Spans
 
 _COPY = f"{KEPT}_copy"
-
-FEW_ROWS = 16  # up to so many rows are searched one by one, which takes less time than operations on all of them
 
 
 class DenseMask(Mask):
@@ -85,37 +82,6 @@ class DenseMask(Mask):
 
     def _compute_part(self, sizes: Sizes, at: Sides) -> Tensor:
         return part(placed(fit(self.keep, sizes, "mask"), sizes.device, "DenseMask"), *at)
-
-
-def intervals(keep: Tensor, keys: int) -> tuple[Tensor, Tensor, bool]:
-    """The hull [start, stop) of each row, and whether every row is all of its hull."""
-    if keep.shape[-1] == 1:  # one column stands for every key
-        stop = keep[..., 0] * keys
-        return torch.zeros_like(stop), stop, True
-    if is_readable(keep) and is_plain(keep) and keep.numel() <= FEW_ROWS * keep.shape[-1]:
-        return _of_few_rows(keep, keys)
-    bytes_ = keep.to(torch.uint8)  # 0 and 1: a bool that is a view of bytes may hold any number for True
-    count = keep.sum(-1, dtype=torch.int32)
-    start = bytes_.argmax(-1)
-    stop = torch.where(count > 0, keys - bytes_.flip(-1).argmax(-1), start)
-    if not is_on_host(keep):  # the host would wait for the answer
-        return start, stop, False
-    whole = (stop - start == count).all()
-    return start, stop, is_readable(whole) and bool(whole)
-
-
-def _of_few_rows(keep: Tensor, keys: int) -> tuple[Tensor, Tensor, bool]:
-    """The same by searches in the bytes of each row, in a few microseconds: a model that generates makes such a mask
-    for each token."""
-    # bytes 0 and 1: a bool that is a view of bytes may hold any number for True
-    numbers, found, exact = keep.detach().numpy().astype(np.uint8).tobytes(), [], True
-    for row in range(0, len(numbers), keys):
-        start = max(numbers.find(1, row, row + keys), row)
-        stop = max(numbers.rfind(1, row, row + keys) + 1, start)
-        exact = exact and numbers.find(0, start, stop) < 0
-        found.append((start - row, stop - row))
-    edges = torch.tensor(found, dtype=torch.int64, device="cpu").view(*keep.shape[:-1], 2)
-    return edges[..., 0], edges[..., 1], exact
 
 
 def check_keep(keep: Tensor, name: str, given: Array, additive: str = "mask={}") -> Tensor:

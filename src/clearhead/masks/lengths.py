@@ -99,8 +99,7 @@ class Lengths(Mask):
 
 def _too_long(lens: Tensor, sizes: Sizes) -> ClearheadError:
     return ClearheadError(
-        f"Lengths: valid_lens, shape {tuple(lens.shape)}, holds {int(lens.max())}, and there are {sizes.keys} keys.\n"
-        "Lengths count keys, not queries or characters; were the keys truncated after they were counted?"
+        f"Lengths: valid_lens, shape {tuple(lens.shape)}, holds {int(lens.max())}, and there are {sizes.keys} keys."
         + heads_second(sizes, int(lens.max()))
         + f"\nFor the first keys of texts of any length pass FirstKeys({int(lens.max())})."
     )

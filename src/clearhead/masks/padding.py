@@ -12,8 +12,8 @@ from clearhead.base.errors import ClearheadError
 from clearhead.base.rules import ByPair, entry
 from clearhead.base.shapes import Sizes, heads_second, one_or, part, placed
 from clearhead.base.steps import Step
-from clearhead.base.tensor_kind import is_on_host, is_readable, require_all
-from clearhead.masks._read import derived, own, wrong_shape
+from clearhead.base.tensor_kind import require_all
+from clearhead.masks._read import derived, intervals, own, wrong_shape
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 
 
@@ -104,9 +104,5 @@ def _hull(keep: Tensor) -> Hull:
     if not keep.shape[1]:
         nothing = torch.zeros(keep.shape[0], dtype=torch.int64, device=keep.device)
         return Hull(nothing, nothing, False)
-    count = keep.sum(-1)
-    start = keep.int().argmax(-1)
-    stop = torch.where(count > 0, keep.shape[1] - keep.flip(-1).int().argmax(-1), start)
-    whole = (stop - start == count).all()
-    known = is_readable(whole) and is_on_host(whole)  # of another device the host would wait for the answer
-    return Hull(start, stop, not known or not bool(whole))
+    start, stop, whole = intervals(keep, keep.shape[1])
+    return Hull(start, stop, not whole)

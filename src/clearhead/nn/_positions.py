@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.arrays import check_float, shown
-from clearhead.base.contexts import raise_in_jit_script, raise_in_jit_trace
+from clearhead.base.contexts import raise_in_jit_trace
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.mode import get_mode
 from clearhead.base.numbers import check_count
@@ -36,7 +36,6 @@ class Tabled(nn.Module):
     has it.
     """
 
-    __prepare_scriptable__ = raise_in_jit_script
     _table: tuple[tuple[Any, ...] | None, Tensor] | None = None  # the settings that it was made for, and its rows
 
     @abstractmethod

@@ -11,7 +11,6 @@ from torch import nn
 
 from clearhead import _attention
 from clearhead._attention import Arguments, Attended
-from clearhead.base.contexts import raise_in_jit_script
 from clearhead.base.errors import ClearheadError
 from clearhead.base.mode import get_mode
 from clearhead.base.numbers import check_flag
@@ -33,7 +32,6 @@ class RecordedWeights(Weights):
 class RecordingModule(nn.Module):
     """A module with `attention_weights`. It records in the forward pass, and computes weights on access."""
 
-    __prepare_scriptable__ = raise_in_jit_script
     _last: Source | None = None
     _made: tuple[Source, Weights | Callable[[], Weights]] | None = None
 

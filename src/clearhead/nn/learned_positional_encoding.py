@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead.base.arrays import Integers
-from clearhead.base.contexts import raise_in_jit_script
 from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_count
@@ -53,8 +52,6 @@ class LearnedPositionalEncoding(nn.Module):
     Source: Gehring et al. 2017, "Convolutional Sequence to Sequence Learning"; Devlin et al. 2019, "BERT", for
     the initial standard deviation of 0.02.
     """
-
-    __prepare_scriptable__ = raise_in_jit_script
 
     def __init__(
         self,

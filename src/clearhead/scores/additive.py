@@ -96,13 +96,9 @@ class Additive(Score):
             raise ClearheadError(f"order is {order!r}; expected 'key_query' or 'query_key'.")
         joint = given_parameter(weight, "weight", 2)
         width = joint.shape[1]
-        if key_dim is None and width % 2:
-            raise ShapeError(
-                f"weight has shape {tuple(joint.shape)}: an odd width does not split in halves; pass key_dim=..."
-            )
         keys = width // 2 if key_dim is None else check_count(key_dim, 1, "key_dim")
-        if not 0 < keys < width:
-            raise ShapeError(f"key_dim is {keys}; weight {tuple(joint.shape)} leaves 1 to {width - 1}.")
+        if not 0 < keys < width or (key_dim is None and width % 2):
+            raise ShapeError(f"weight has shape {tuple(joint.shape)}; pass key_dim, from 1 to {width - 1}.")
         first = keys if order == "key_query" else width - keys
         parts = joint.detach()[:, :first], joint.detach()[:, first:]
         W_k, W_q = parts if order == "key_query" else parts[::-1]

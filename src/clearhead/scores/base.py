@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.arrays import ArrayT, accumulated, check_float, check_memory, is_dense, shown, to_tensor_float
-from clearhead.base.contexts import is_cast_together, raise_in_jit_script
+from clearhead.base.contexts import is_cast_together
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
 from clearhead.base.kept import Memo
 from clearhead.base.mode import get_mode
@@ -69,7 +69,6 @@ class Score(PartSettings, nn.Module, ABC):
     Source of the softcap: Gemma Team 2024, "Gemma 2".
     """
 
-    __prepare_scriptable__ = raise_in_jit_script
     _validators: ClassVar = {"softcap": validate_softcap, "product": check_flag}
     softcap: float | None = None
     product: ClassVar[bool] = False  # whether `tile` makes one number a pair, as a product of matrices does
@@ -166,12 +165,9 @@ class Score(PartSettings, nn.Module, ABC):
             check_memory(parameter, f"the score's parameter {name}")
             one = parameter.dtype == query.dtype or is_cast_together(query.device, parameter.dtype, query.dtype)
             if not one or parameter.device != query.device:
-                dtype = str(query.dtype).removeprefix("torch.")
                 raise ClearheadError(
                     f"the score's parameter {name} is {parameter.dtype} on {parameter.device}, and the query is "
-                    f"{query.dtype} on {query.device}.\n"
-                    f"Pass score.to(torch.{dtype}), or query and key as {parameter.dtype} on {parameter.device} "
-                    f"(in NumPy: query.astype({str(parameter.dtype).removeprefix('torch.')!r}))."
+                    f"{query.dtype} on {query.device}.\nPass score.to({query.dtype}), or query and key like it."
                 )
 
     @classmethod
@@ -268,10 +264,8 @@ def fits_signature(function: Any, count: int) -> bool:
         return True
     try:
         inspect.signature(function).bind(*[None] * count)
-    except TypeError:
-        return False
-    except ValueError:  # a callable without a signature
-        return True
+    except (TypeError, ValueError) as error:
+        return isinstance(error, ValueError)  # a callable without a signature
     return True
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from clearhead.masks.base import Edges, Residual, Spans, all_keys, intersection, of_intervals
+from clearhead.masks._spans import Edges, Residual, Spans, all_keys, intersection, of_intervals
 from clearhead.problem.problem import Problem
 from clearhead.problem.visible import Visible, visible
 from clearhead.scores.base import Pairwise

@@ -18,7 +18,7 @@ from clearhead.inspection.by_head import as_value, of_value
 from clearhead.inspection.measures.allowed import Grouped, Pairs, among, looked_at, uniform
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.inspection.stream import stream
-from clearhead.masks.base import Edges
+from clearhead.masks._spans import Edges
 from clearhead.problem.guard import zero_unseen
 from clearhead.problem.partial import log_sum_exp, rows_of
 from clearhead.problem.problem import Problem, with_value

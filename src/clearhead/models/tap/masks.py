@@ -19,8 +19,9 @@ from clearhead.base.tensor_kind import is_on_host, is_readable
 from clearhead.base.torch_private import uncounted, version
 from clearhead.base.versions import digest
 from clearhead.biases.base import wide
+from clearhead.masks._read import intervals
 from clearhead.masks.base import Mask
-from clearhead.masks.dense import DenseMask, intervals
+from clearhead.masks.dense import DenseMask
 from clearhead.masks.intervals import Intervals
 from clearhead.masks.mask_function import MaskFunction
 from clearhead.problem.problem import Problem, make_problem
