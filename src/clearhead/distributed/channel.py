@@ -14,12 +14,11 @@ from clearhead.base.errors import ClearheadError
 
 
 class Channel:
-    """The connection of this rank to the others of a group. `sent` counts the bytes that this rank has sent."""
+    """The connection of this rank to the others of a group."""
 
     def __init__(self, group: Any) -> None:
         self.group = group
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
-        self.sent = 0
 
     @property
     def on_cuda(self) -> bool:
@@ -31,7 +30,6 @@ class Channel:
         where there is no message. A tensor without elements is not sent, which both peers know."""
         moves = []
         if tensor is not None and tensor.numel():
-            self.sent += tensor.nbytes
             moves.append(self._move(dist.isend, tensor, to))
         if room is not None and room.numel():
             moves.append(self._move(dist.irecv, room, source))

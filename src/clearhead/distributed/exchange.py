@@ -71,7 +71,9 @@ def backward(shard: Shard, kept: Partial, grad: Tensor, wanted: tuple[bool, ...]
     local = shard.local
     rows = Rows(*rows_of(kept), (grad * kept.output).sum(-1))
     learnt = (True, True, True, *wanted[3:6], False)
-    sums = Operands(*(_zeros(t, grad) if want else None for t, want in zip(operands(local), learnt, strict=True)))
+    new = functools.partial(torch.zeros, dtype=grad.dtype, device=grad.device)
+    pairs = zip(operands(local), learnt, strict=True)
+    sums = Operands(*(new(t.shape) if want and t is not None else None for t, want in pairs))
     assert sums.query is not None and sums.key is not None and sums.value is not None
     query = sums.query
 
@@ -86,10 +88,6 @@ def backward(shard: Shard, kept: Partial, grad: Tensor, wanted: tuple[bool, ...]
     if local.sinks is not None and wanted[-1]:
         sums = sums._replace(sinks=sinks_gradient(local.sinks, rows))
     return Operands(*(g if want else None for g, want in zip(sums, wanted, strict=True)))
-
-
-def _zeros(like: Tensor | None, grad: Tensor) -> Tensor | None:
-    return None if like is None else torch.zeros(like.shape, dtype=grad.dtype, device=grad.device)
 
 
 def _learnt(sums: Operands, job: Job, needs: Needs) -> tuple[Tensor | None, Tensor | None, Tensor | None]:

@@ -215,8 +215,8 @@ def project_output(name: str, layer: nn.Module, heads: Tensor) -> Tensor:
 def resolve_head_mask(mask: Any, sizes: tuple[int, int, int, int], dtype: torch.dtype) -> Any:
     """Return a mask as `attention` takes it: (Lq, Lk), or (B or 1, H or 1, Lq or 1, Lk or 1)."""
     check_mask(mask)
-    if mask is None or isinstance(mask, Mask) or not isinstance(mask, Tensor | np.ndarray):
-        return mask  # attention() raises for anything else
+    if not isinstance(mask, Tensor | np.ndarray):
+        return mask  # attention() raises for what is no Mask
     tensor = owned(mask, "mask")
     if not tensor.is_floating_point():
         check_keep(tensor, "mask", mask)

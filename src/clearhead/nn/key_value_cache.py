@@ -321,10 +321,10 @@ class KeyValueCache:
         return f"KeyValueCache({', '.join(said)})"
 
 
-def _check_indices(indices: Any, batch: int) -> Any:
+def _check_indices(indices: Any, batch: int) -> Tensor:
     """Integers (N,) from 0 up to the batch."""
-    dtype = indices.dtype if isinstance(indices, Tensor) else torch.bool
-    if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool or indices.ndim != 1:
+    is_exact = isinstance(indices, Tensor) and not (indices.is_floating_point() or indices.is_complex())
+    if not is_exact or indices.dtype == torch.bool or indices.ndim != 1:
         raise ClearheadError(
             f"indices is {shown(indices)}; expected integers (N,), the entries of the batch that are kept: "
             "torch.tensor([0, 0, 2])."
@@ -337,7 +337,8 @@ def _check_indices(indices: Any, batch: int) -> Any:
         ),
         "indices: an entry is beyond the cache's batch",
     )
-    return indices.long()
+    entries: Tensor = indices.long()
+    return entries
 
 
 def hash_key_makers(module: nn.Module) -> int | None:

@@ -96,7 +96,8 @@ class RotaryEmbedding(Tabled):
         made_for, table = self._table or (None, None)
         if table is None or made_for != (self.dim, self.base, self.scaling) or type(self.interleaved) is not bool:
             return None
-        if table.dtype is not accumulated(x.dtype) or table.device != x.device or has_hooks(self):
+        is_other = table.dtype is not accumulated(x.dtype) or table.device != x.device or x.shape[-1] < self.dim
+        if is_other or has_hooks(self):
             return None
         if not isinstance(offset, Tensor):
             end = offset + x.shape[-2]
