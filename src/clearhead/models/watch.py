@@ -86,7 +86,6 @@ def watch(
     Cost: for each call a copy of query and key, in O(Lq + Lk) memory, and a copy of the mask's tensor, once, where its
     rows are not intervals. `torch.nn` projects queries and keys inside: a record projects them once more.
     """
-    _check(model, "watch")
     wanted = asked(every, layers, values, gradients)
     return _recorded("watch", model, wanted, padding, lambda recorder: Recording(recorder.calls, recorder.missing))
 
@@ -95,7 +94,6 @@ def watch_own(
     model: nn.Module, padding: Array | None = None, values: bool = False, compares: bool = True
 ) -> AbstractContextManager[Recording]:
     """`watch`, of the calls of this thread alone: for functions that run the model themselves."""
-    _check(model, "watch")
     wanted = asked(values=values)._replace(own=True, compares=compares)
     return _recorded("watch", model, wanted, padding, lambda recorder: Recording(recorder.calls, recorder.missing))
 
@@ -133,22 +131,18 @@ def statistics(
     Gives `Statistics`. Raises the errors of `watch`, and a `ClearheadError` for an argument that is no reduction.
     Cost: a pass over each call's weights, for all of its reductions.
     """
-    _check(model, "statistics")
     wanted = asked_to_reduce(reductions, every, layers, heads, merge, fuse)
     return _recorded(
         "models.statistics", model, wanted, padding, lambda recorder: Statistics(recorder.reduced, recorder.missing)
     )
 
 
-def _check(model: nn.Module, who: str) -> None:
-    if not isinstance(model, nn.Module):
-        raise ClearheadError(f"{who} takes a torch.nn.Module; got a {type(model).__name__}.")
-    refuse_compiled(model, who)
-
-
 def _recorded(
     what: str, model: nn.Module, wanted: Asked, padding: Any, given: Callable[[Recorder], T]
 ) -> AbstractContextManager[T]:
     """The context manager that gives `given(recorder)`. `what`: the function that was called."""
+    if not isinstance(model, nn.Module):
+        raise ClearheadError(f"{what} takes a torch.nn.Module; got a {type(model).__name__}.")
+    refuse_compiled(model, what)
     words = None if padding is None else checked(padding)
     return Managed(f"{what}(...)", lambda: recorded(Recorder(model, wanted, words), given))

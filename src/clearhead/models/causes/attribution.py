@@ -21,7 +21,7 @@ from clearhead.explanation.modules.projection import Linear
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.call import Call
 from clearhead.models.calls import Calls, HeadNumbers
-from clearhead.models.causes.frozen import Frozen, Writers, Written, first_run
+from clearhead.models.causes.frozen import Frozen, Written, first_run
 from clearhead.models.causes.metrics import Each, Metric, logit_difference, logits_of, refuse_padding
 from clearhead.models.checks import outside_inference, ran
 from clearhead.models.table import Table
@@ -197,7 +197,7 @@ def logit_attribution(
     if any(part.training for part in model.modules()):
         raise ClearheadError("logit_attribution takes a model in eval mode, without dropout: model.eval().")
     with torch.inference_mode(False):
-        inputs = outside_inference(model, inputs, "logit_attribution")
+        inputs = outside_inference(inputs)
         given = {"token": token, "position": position} | ({} if against is None else {"against": against})
         several = {name: numbers for name, one in given.items() if (numbers := _answers_of(one)) is not None}
         asked = _asked(given, several)
@@ -255,10 +255,8 @@ def _attributions(
     """The parts of the logit that each metric gives of the model's output. `several`: see `_asked`. A position that is
     padding is an error where it is one for all texts."""
     before = first_run(model, inputs)
-    if not before.seen.calls:
-        raise ClearheadError("logit_attribution: the model made no attention call that is recognised.")
     with torch.enable_grad(), watch_own(model, values=True) as seen:
-        frozen = Frozen(model, before, Writers(seen))
+        frozen = Frozen(model, before, seen)
         with Uninterrupted(frozen.hooked):
             output = ran(model, inputs)
         logits = frozen.before_cap(logits_of(output))

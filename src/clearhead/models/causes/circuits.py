@@ -83,8 +83,6 @@ class Circuits:
                 first[call.layer, call.name] = call
                 label = str(labels([call])[0])
                 self._sides[label] = Sides(call, modules.get(call.name))
-        if not first:
-            raise ClearheadError("circuits: the model made no attention call that is recognised.")
 
     @property
     def layers(self) -> list[str]:

@@ -68,8 +68,6 @@ class Kept:
         if differ:
             raise self._another(f"in {', '.join(differ)}")
         self._lines = [_Line(**line) for line in lines]
-        if len(self.numbers) > len(cells):
-            raise self._another("in the number of its cells")
         if rest:
             write_page(self._path, f"{whole}\n", "sweep")
 
@@ -155,9 +153,7 @@ def _compute_checksum(line: Any) -> str:
 
 def _near(some: list[Any], others: list[float]) -> bool:
     """Whether numbers are the same but for rounding; NaN is the same as NaN."""
-    if len(some) != len(others) or not all(isinstance(one, float) for one in some):
-        return False
-    return all(
+    return len(some) == len(others) and all(
         math.isclose(one, other, rel_tol=1e-4, abs_tol=1e-6) or (math.isnan(one) and math.isnan(other))
         for one, other in zip(some, others, strict=True)
     )

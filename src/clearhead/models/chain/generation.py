@@ -352,10 +352,7 @@ def _steps(calls: Sequence[AttentionCall], stop: int | None = None) -> list[Step
         _refuse(
             last.name,
             f"its keys of {first.query} positions before a step are not those that it had at the step before",
-            "A quantised cache changes them; several generations that take turns without a cache of transformers are "
-            "not told apart. Generate with another cache, one at a time; or, if the positions before were not watched, "
-            "pass the calls from there on: "
-            "seen[name][n:].joined()",
+            "A quantised cache changes them. Else pass the calls from there on: seen[name][n:].joined()",
         )
     steps: list[Step] = []
     moved = any(link.parents is not None for link in chain.links[: newest.number + 1])
@@ -370,17 +367,10 @@ def _steps(calls: Sequence[AttentionCall], stop: int | None = None) -> list[Step
         if steps:
             upto = steps[-1].link.query
             if link.query is None or upto is None:
-                _refuse(
-                    last.name,
-                    "no self attention was recorded beside it, which shows the order of beams and the rejected tokens",
-                    "Watch the decoder's self attention too, without layers=",
-                )
+                _refuse(last.name, "no self attention was recorded beside it", "Watch all layers, without layers=")
             if last.kind == "self" and link.query + count < upto:
-                _refuse(
-                    last.name,
-                    f"the queries of positions {link.query + count} … {upto - 1} are not in the recording",
-                    "Watch every run of the model, without every=",
-                )
+                missing = f"the queries of positions {link.query + count} … {upto - 1} are not in the recording"
+                _refuse(last.name, missing, "Watch every run of the model, without every=")
             count = max(min(count, upto - link.query), 0)
             end = end if last.kind == "cross" else min(end, upto)
         else:
@@ -390,12 +380,8 @@ def _steps(calls: Sequence[AttentionCall], stop: int | None = None) -> list[Step
         if count:
             steps.append(Step(call, link, rows, count, end))
         if moved and number and _unsure(call.cached_key, rows):
-            _refuse(
-                last.name,
-                f"at step {number} beams had the same keys in the window, and others before it, so that it is unknown "
-                "which of them was continued",
-                "Watch all layers, without layers=; else look at each step by itself: seen[name][i].weights",
-            )
+            alike = f"at step {number} beams had the same keys in the window, and others before it"
+            _refuse(last.name, alike, "Watch all layers, or look at each step by itself: seen[name][i].weights")
     return steps[::-1]
 
 
@@ -420,14 +406,9 @@ def _refuse(name: str, reason: str, instead: str) -> NoReturn:
 def _check_alike(step: Step, last: Step) -> None:
     """Raise where two steps would not be computed alike."""
     one, other = step.problem, last.problem
-    pairs = [
-        ("heads", one.sizes.heads, other.sizes.heads),
-        *(
-            (name, getattr(one.lowered, name, None), getattr(other.lowered, name, None))
-            for name in ("phi", "scale", "softcap")
-        ),
-    ]
-    for name, mine, theirs in pairs:
+    for name in ("heads", "phi", "scale", "softcap"):
+        sides = (one.sizes, other.sizes) if name == "heads" else (one.lowered, other.lowered)
+        mine, theirs = (getattr(side, name, None) for side in sides)
         if mine != theirs:
             _refuse(step.call.name, f"one has {name} {mine}, a later one {theirs}", "Join those that have the same")
     if one.lowered is None or one.lowered.weight is not None or other.lowered is None:
@@ -464,11 +445,7 @@ def _edges(step: Step) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if uniform is not None:  # these queries saw the empty slots of a static cache too
         over = over & ~step.of_queries(uniform)[..., 0]
     if bool(over.any()):
-        _refuse(
-            step.call.name,
-            "a query saw keys that a later step has replaced, or the empty slots of a cache",
-            "Look at each step by itself: seen[name][i].weights",
-        )
+        _refuse(step.call.name, "a query saw keys that were replaced, or empty slots", "Look at seen[name][i].weights")
     low, high = (start[..., None][..., :0],) * 2
     if spans.gaps is not None:
         low, high = (step.of_queries(edge + base) for edge in spans.gaps)
