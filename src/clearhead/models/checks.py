@@ -155,8 +155,8 @@ def ran(model: nn.Module, inputs: Any) -> Any:
         if not isinstance(first, str | bytes | int | list):  # a text, or tokens in the place of tensors
             raise
         raise ClearheadError(
-            f"inputs is {brief(inputs)}, which {type(model).__name__} does not take. Pass what its tokenizer makes of "
-            'the text, tokenizer(text, return_tensors="pt"), or the ids as a tensor (B, L).'
+            f"inputs is {brief(inputs)}, a text or tokens: pass what the tokenizer makes of it, "
+            'tokenizer(text, return_tensors="pt"), or the ids as a tensor (B, L).'
         ) from error
 
 

@@ -101,10 +101,7 @@ class LogitAttribution(HeadNumbers, Calls[AttributedCall]):
         Raises a `ClearheadError` where no head was told apart from the layer that writes it.
         """
         if not self.calls:
-            raise ClearheadError(
-                "values and plot() have a number for each head, and no head of this model is told apart from the layer "
-                "that writes it. Read table(), or others and remainder."
-            )
+            raise ClearheadError("no head of this model is told apart from the layer that writes it: read table().")
         each = [call.heads.flatten(0, -2).mean(0) for call in self.calls]
         return pad_sequence(each, batch_first=True, padding_value=torch.nan)
 
@@ -300,8 +297,7 @@ def _of_metric(
             found, others = _parts(calls, frozen.written, list(zip(*grads, strict=True)), logit.dtype)
     if not found and not others:
         raise ClearheadError(
-            "logit_attribution: no layer's result reaches the logit through the residual stream. The blocks are of a "
-            "form that is not known, or forward() switches gradients off, with torch.no_grad()."
+            "logit_attribution: no layer's result reaches the logit by the residual stream, or forward() has no_grad()."
         )
     return LogitAttribution(found, logit.detach(), others, capped)
 

@@ -56,8 +56,8 @@ def circuits(model: nn.Module | Recording, inputs: object = None) -> Circuits:
     if isinstance(model, Recording) and inputs is None:
         if model.calls and all(call.origin is None for call in model.calls):
             raise ClearheadError(
-                "circuits: the recording has no layers around its calls: it was made without values=True, or read from "
-                "a file. Pass a recording of watch(model, values=True), or the model, circuits(model, inputs)."
+                "circuits: the recording has no layers around its calls. Pass one of watch(model, values=True), not "
+                "from a file, or the model, circuits(model, inputs)."
             )
         return Circuits(model, {})
     if not isinstance(model, nn.Module) or inputs is None:

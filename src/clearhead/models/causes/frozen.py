@@ -280,8 +280,7 @@ def _refused(name: str, module: nn.Module, result: Tensor) -> Tensor:
 
     def reached(grad: Tensor) -> None:
         raise UnsupportedError(
-            f"{name} is a {type(module).__name__} in the residual stream, and gives other numbers than a layer norm or "
-            "an RMS norm with its weights. So what a head adds to the logit behind it is not known."
+            f"{name} is a {type(module).__name__} in the residual stream, no layer norm or RMS norm with its weights."
         )
 
     if not result.requires_grad:

@@ -138,7 +138,7 @@ class Kept:
         except OSError as error:
             raise ClearheadError(
                 f"sweep: cannot write {str(self._path)!r}: {error.strerror}. The lines in it stay: start again with "
-                "the same arguments once it can be written, and the sweep goes on."
+                "the same arguments once it can be written."
             ) from error
 
 

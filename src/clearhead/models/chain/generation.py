@@ -249,8 +249,7 @@ def found_rows(calls: Sequence[AttentionCall], sequences: Array) -> tuple[Sequen
     ids = ids_of(sequences)
     if ids is None or not ids.numel():
         raise ClearheadError(
-            f"joined: sequences is {brief(sequences)}; pass the ids that generate returned, integers (N, L): out, or "
-            "out.sequences with return_dict_in_generate=True."
+            f"joined: sequences is {brief(sequences)}; expected the ids that generate returned, integers (N, L)."
         )
     for count in range(len(calls), 0, -1) if len(ids) == 1 else (len(calls),):
         found = _rows(calls[:count], ids.cpu())
@@ -258,8 +257,7 @@ def found_rows(calls: Sequence[AttentionCall], sequences: Array) -> tuple[Sequen
             return calls[:count], *found
     raise ClearheadError(
         f"joined: sequences are {len(ids)} of {ids.shape[1]} tokens, and not each is the text of a row of "
-        f"{calls[-1].name}. They are of another generation, or a beam ended before the last step: join that one by "
-        "itself, without the padding behind it, joined(sequences[i, :length])."
+        f"{calls[-1].name}. Where a beam ended early, join it alone, without padding: joined(sequences[i, :length])."
     )
 
 
@@ -270,9 +268,8 @@ def _rows(calls: Sequence[AttentionCall], ids: Tensor) -> tuple[Tensor, int] | N
     read = _read(steps)
     if read is None:
         raise ClearheadError(
-            f"joined: sequences is given, and which tokens {calls[-1].name} has read is not known: the model was given "
-            "no input_ids, or the recording is from a file, which holds no tokens. Join before write(), or leave "
-            "sequences out and take the rows that generate names, out.beam_indices[:, -1]."
+            f"joined: which tokens {calls[-1].name} has read is not known: it had no input_ids, or the recording is "
+            "from a file. Leave sequences out, and take the rows out.beam_indices[:, -1]."
         )
     own = read.cpu()
     start, sure = _places(steps)[0].start, own.shape[1] - steps[-1].queries
@@ -352,7 +349,7 @@ def _steps(calls: Sequence[AttentionCall], stop: int | None = None) -> list[Step
         _refuse(
             last.name,
             f"its keys of {first.query} positions before a step are not those that it had at the step before",
-            "A quantised cache changes them. Else pass the calls from there on: seen[name][n:].joined()",
+            "A quantised cache changes them: use another cache, or join those from there on: seen[name][n:].joined()",
         )
     steps: list[Step] = []
     moved = any(link.parents is not None for link in chain.links[: newest.number + 1])
