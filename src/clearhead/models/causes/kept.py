@@ -55,7 +55,8 @@ class Kept:
             raise ClearheadError(f"sweep: cannot write to the folder {folder!r:.200} ({error}).") from error
         tensors: list[Tensor] = []
         tree_map_only(Tensor, tensors.append, dict(inputs) if isinstance(inputs, Mapping) else inputs)
-        header = {"cells": cells, "metric": _named(metric), "inputs": _digest(tensors)}
+        name = getattr(metric, "name", None) or getattr(metric, "__qualname__", type(metric).__qualname__)
+        header = {"cells": cells, "metric": name, "inputs": _digest(tensors)}
         first = _seal_line({HEADER: VERSION, **header, "plain": plain})
         whole, _, rest = text.rpartition("\n")  # the last line may be one whose write was interrupted
         if not whole and first.startswith(rest):
@@ -157,11 +158,6 @@ def _near(some: list[Any], others: list[float]) -> bool:
         math.isclose(one, other, rel_tol=1e-4, abs_tol=1e-6) or (math.isnan(one) and math.isnan(other))
         for one, other in zip(some, others, strict=True)
     )
-
-
-def _named(metric: Any) -> str:
-    name = getattr(metric, "name", None)
-    return name if isinstance(name, str) else getattr(metric, "__qualname__", type(metric).__qualname__)
 
 
 def _described(edits: Sequence[Edit]) -> str:
