@@ -74,7 +74,7 @@ def numbers_for(given: Any, batch: int, allowed: range, name: str, device: torch
     try:
         numbers = torch.as_tensor(given, device=device)
     except (TypeError, ValueError, RuntimeError):
-        numbers = torch.empty(0, device=device)
+        numbers = torch.empty(0, dtype=torch.float64, device=device)
     whole = not (numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool)
     if not whole or numbers.shape not in ((), (batch,)) or any(n not in allowed for n in numbers.flatten().tolist()):
         raise ClearheadError(
