@@ -289,7 +289,7 @@ def test_no_head_is_named_by_fewer_than_five_queries(words, targets, named):
 
 
 def test_a_text_of_four_queries_names_no_head():
-    with pytest.raises(ch.ClearheadError, match="in which 5 queries see several keys"):
+    with pytest.raises(ch.ClearheadError, match="in no call 5 queries see several keys"):
         looks_at([1, 2, 3, 0]).distinctive()
 
 

@@ -126,7 +126,7 @@ def test_a_text_in_the_place_of_its_ids_is_one_error(llama: Any, text: Any) -> N
         lambda: ch.models.assert_attends(llama, text, ch.Causal()),
         lambda: ch.models.compare_backends(llama, "sdpa", "eager", text),
     ):
-        refused(ask, "which LlamaForCausalLM does not take. Pass what its tokenizer makes of the text, tokenizer(text")
+        refused(ask, "a text or tokens: pass what the tokenizer makes of it, tokenizer(text")
 
 
 def test_a_model_of_ones_own_may_take_a_text() -> None:

@@ -68,7 +68,7 @@ def test_the_words_of_one_text_are_not_those_of_a_batch(seen, form):
     """Induction and the same word would count pairs by the words of another text."""
     tokens = FORMS[form]
     for ask in (seen.table, seen.distinctive):
-        said = r"tokens has the words of one sequence, and the weights of Block are \(2, 2, 5, 5\), those of 2"
+        said = r"tokens has the words of one sequence, and the weights of Block are of 2"
         with pytest.raises(ch.ShapeError, match=said):
             ask(tokens=tokens)
         with pytest.raises(ch.ShapeError, match="source_tokens has the words of one sequence"):
@@ -107,9 +107,9 @@ def test_beams_share_their_source():
     for head, row in enumerate(cross):  # w, y and w of the beams are in the source
         shares = [weights[:, head, 1, [0, 3]].sum(1), weights[:, head, 3, 2], weights[:, head, 4, [0, 3]].sum(1)]
         assert row["same word"] == pytest.approx(float(torch.stack(shares).mean()), abs=1e-6)
-    with pytest.raises(ch.ShapeError, match=r"tokens has the words of one sequence.*\(3, 2, 5, 5\)"):
+    with pytest.raises(ch.ShapeError, match=r"tokens has the words of one sequence.* are of 3"):
         seen.table(tokens=list("vwxyw"), source_tokens=list("wzyw"))
     with ch.watch(model) as seen:  # each has a source of its own
         model(draw(3, 4, 8), draw(3, 5, 8))
-    with pytest.raises(ch.ShapeError, match=r"source_tokens has the words of one sequence.*\(3, 2, 4, 4\)"):
+    with pytest.raises(ch.ShapeError, match=r"source_tokens has the words of one sequence.* are of 3"):
         seen.table(tokens=[list("vwxyw")] * 3, source_tokens=list("wzyw"))

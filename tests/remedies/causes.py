@@ -234,14 +234,6 @@ CASES = [
         + "    return found.values.float().flatten()\n",
     ),
     case(
-        "logits(held)",
-        ("new.load_state_dict(model.state_dict())", "(@, logits(new))[1]", "logits(one)"),
-        setup=SETUP
-        + "import copy\nnew = copy.deepcopy(one)\nwith torch.inference_mode():\n    held = model = type(one)(one.config).eval()\n"
-        + "    held.load_state_dict(one.state_dict())\n"
-        + "def logits(model):\n    return ch.models.logit_attribution(model, IDS, token=3)[0].heads\n",
-    ),
-    case(
         "warned(lambda: ch.models.attribution_patching(one, direct, IDS, metric, exact=0))",
         (
             "ch.models.sweep",

@@ -114,7 +114,11 @@ CASES = [
     ),
     case(
         "pictured(torch.zeros(30, 70, 3))",
-        ("as the model was given it", "pictured(torch.zeros(30, 70, 3)[:, :30]) # @", "torch.tensor(2)"),
+        (
+            "as the processor has resized and cropped it",
+            "pictured(torch.zeros(30, 70, 3)[:, :30]) # @",
+            "torch.tensor(2)",
+        ),
         setup=PATCHES,
     ),
     case(
@@ -444,12 +448,6 @@ def across(x, y):
         setup=BEAMS,
     ),
     case(
-        "beams().joined('text')",
-        ("out, ", "of_first(beams().joined((lambda out: (@)[0])(OUT)))", "FULL"),
-        ("out.sequences", "(lambda out: of_first(beams().joined(@)))(SimpleNamespace(sequences=OUT))", "FULL"),
-        setup=BEAMS,
-    ),
-    case(
         "beams().joined(OUT + 1)",
         (
             "joined(sequences[i, :length])",
@@ -474,7 +472,6 @@ def across(x, y):
     ),
     case(
         "from_file(beams()).joined(OUT)",
-        ("Join before write()", "of_first(from_file(beams().joined(OUT))) # @", "FULL"),
         (
             "out.beam_indices[:, -1]",
             "(lambda out: of_first(from_file(beams()).joined(), *(@).tolist()))(NAMED)",

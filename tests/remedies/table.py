@@ -887,14 +887,6 @@ CASES = [
         "watched(layers='nothing')", ("numbered from 0", "watched(layers=0)[0].weights.dense() # @", "soft(q, q, five)")
     ),
     case(
-        "watched().view(heads=0)",
-        (
-            "pass layer=",
-            "torch.tensor(len(watched().view(layer=0, heads=0)._repr_html_()) > 1000) # @",
-            "torch.tensor(True)",
-        ),
-    ),
-    case(
         "watched().view(layer=0, heads=[1], opens=(0, 0))",
         (
             "one of the heads 1",
@@ -1048,7 +1040,7 @@ CASES = [
     case(
         "watched().table(tokens=list('abc'))",
         (
-            "one list for each sequence",
+            "a list of words for each sequence",
             "torch.tensor(len(watched().table(tokens=[list('abcde')] * 2))) # @",
             "torch.tensor(2)",
         ),

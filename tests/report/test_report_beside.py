@@ -327,13 +327,13 @@ def test_what_does_not_fit_is_an_error(tmp_path: Path) -> None:
         ({"beside_tokens": words}, "beside_tokens= are the words of beside="),
         ({"beside": two}, "this recording has 1 calls and the other 2"),
         ({"beside": block_seen(3, heads=1)}, "with other heads or sequences"),
-        ({"beside": longer}, "have 3 and 4 tokens: pass the words of both"),
+        ({"beside": longer}, "have 3 and 4 tokens: pass tokens="),
         ({"beside": longer, "beside_tokens": ["a"]}, "^beside_tokens has 1 words"),
         ({"beside": longer, "beside_tokens": ["u", "v", "w", "x"]}, "have no token in common"),
     ):
         with pytest.raises(ch.ClearheadError, match=said):
             seen.view(tokens=words, **options).write(path)
-    with pytest.raises(ch.ClearheadError, match="pass the words of both"):
+    with pytest.raises(ch.ClearheadError, match="pass tokens= and beside_tokens="):
         seen.view(beside=longer, beside_tokens=more).write(path)
     assert not path.exists()
     seen.view(tokens=words, beside=longer, beside_tokens=more).write(path)

@@ -105,10 +105,10 @@ def test_numbers_of_any_kind_are_one_picture() -> None:
     ("image", "said"),
     [
         (np.zeros((30, 17, 3)), "no grid of square patches"),
-        ("picture.png", "pass a picture"),
-        (np.zeros((8, 8, 4)), "pass a picture"),
-        (np.zeros((0, 8, 3)), "pass a picture"),
-        (None.__class__, "pass a picture"),
+        ("picture.png", "or a picture of PIL"),
+        (np.zeros((8, 8, 4)), "or a picture of PIL"),
+        (np.zeros((0, 8, 3)), "or a picture of PIL"),
+        (None.__class__, "or a picture of PIL"),
     ],
 )
 def test_what_is_no_picture_is_an_error(seen: Any, image: Any, said: str) -> None:

@@ -110,9 +110,8 @@ class Outcome:
             reason = "no backward pass has reached its output. Call loss.backward() first"
         else:
             reason = (
-                "its output has no gradient. Watch with gradients=True, and run the model without torch.no_grad(), "
-                "where its parameters or its inputs require gradients, and without reentrant checkpoints, which run it "
-                "without gradients (use_reentrant=False does not)"
+                "its output has no gradient. Watch with gradients=True, where parameters or inputs require gradients, "
+                "without torch.no_grad() and without reentrant checkpoints (use_reentrant=False is right)"
             )
         raise ClearheadError(f"{name} has no gradients: {reason}.")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
@@ -156,24 +155,13 @@ def ran(model: nn.Module, inputs: Any) -> Any:
         if not isinstance(first, str | bytes | int | list):  # a text, or tokens in the place of tensors
             raise
         raise ClearheadError(
-            f"inputs is {brief(inputs)}, which {type(model).__name__} does not take. Pass what its tokenizer makes of "
-            'the text, tokenizer(text, return_tensors="pt"), or the ids as a tensor (B, L).'
+            f"inputs is {brief(inputs)}, a text or tokens: pass what the tokenizer makes of it, "
+            'tokenizer(text, return_tensors="pt"), or the ids as a tensor (B, L).'
         ) from error
 
 
-def outside_inference(model: nn.Module, inputs: Any, who: str) -> Any:
-    """The inputs for a run with gradients: copies of tensors of inference mode, which autograd does not keep.
-
-    Raises an `UnsupportedError` for a model with such tensors.
-    """
-    held = itertools.chain(model.named_parameters(), model.named_buffers())
-    name = next((name for name, tensor in held if tensor.is_inference()), None)
-    if name is not None:
-        raise UnsupportedError(
-            f"{who} needs gradients, and {name} of the model was made under torch.inference_mode(), so it takes no "
-            "part in them. Make the model outside of that mode, and copy the weights: "
-            "new.load_state_dict(model.state_dict())."
-        )
+def outside_inference(inputs: Any) -> Any:
+    """The inputs for a run with gradients: copies of tensors of inference mode, which autograd does not keep."""
     given = dict(inputs) if isinstance(inputs, Mapping) else inputs
     return tree_map_only(Tensor, lambda tensor: tensor.clone() if tensor.is_inference() else tensor, given)
 

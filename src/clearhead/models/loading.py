@@ -84,8 +84,7 @@ def _check_folder(folder: Path) -> None:
     names = os.listdir(folder)
     if not fnmatch.filter(names, "*.safetensors"):
         raise ClearheadError(
-            f"{str(folder)!r} holds no *.safetensors file. Weights are read as safetensors alone, since other formats "
-            "can run code: load the model once where you trust it and call save_pretrained(), which writes them."
+            f"{str(folder)!r} holds no *.safetensors file, and other formats can run code: save with save_pretrained()."
         )
     if not any(fnmatch.filter(names, pattern) for pattern in ("tokenizer*", "vocab*", "spiece*", "*.model")):
         raise ClearheadError(
@@ -141,6 +140,5 @@ def check_length(body: Any, tokens: int, what: str, side: str = "", more: int = 
     if most is not None and tokens + more > most:
         asked = f" and --generate asks for {more} more" if more else ""
         raise ClearheadError(
-            f"{what} has {tokens} tokens{asked}, and {type(body).__name__} takes at most {most}: it has no vectors for "
-            "later positions. Shorten the text, or take a model of longer texts."
+            f"{what} has {tokens} tokens{asked}, and {type(body).__name__} takes at most {most}: shorten the text."
         )

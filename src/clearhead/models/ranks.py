@@ -119,8 +119,7 @@ def attend(
     check_keywords(name, RANKS, kwargs)
     if more := sorted(word for word, given in kwargs.items() if given is not None and word in READ - SHARED):
         raise UnsupportedError(
-            f"{name} gives its attention {', '.join(more)}, of this rank's positions alone: position biases, chosen "
-            "keys and packed lengths are not shared out over ranks. Packed documents are marked by position_ids."
+            f"{name} gives its attention {', '.join(more)}, of this rank's positions alone, not shared out over ranks."
         )
     score, sinks, (layout, mask) = dot(scaling, kwargs.get("softcap")), kwargs.get("s_aux"), shared
     out = attention(query, key, value, layout=layout, score=score, mask=mask, sinks=sinks, dropout_p=dropout)
@@ -153,8 +152,7 @@ def rules(function: Callable[..., Any]) -> Iterator[Mask]:
     elif name != "bidirectional_mask_function":
         shown = (name or full).split(".<locals>")[0]
         raise UnsupportedError(
-            f"the model's mask has the rule {shown!r}, which is not known for a sequence that is shared out over "
-            "ranks: causal, bidirectional and sliding-window masks are, with padding and packed documents."
+            f"the model's mask has the rule {shown!r}, which is not known for a sequence over ranks."
         )
 
 

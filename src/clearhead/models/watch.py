@@ -85,7 +85,6 @@ def watch(
     Cost: for each call a copy of query and key, in O(Lq + Lk) memory, and a copy of the mask's tensor, once, where its
     rows are not intervals. `torch.nn` projects queries and keys inside: a record projects them once more.
     """
-    validate_model(model, "watch")
     wanted = asked(every, layers, values, gradients)
     return _recorded("watch", model, wanted, padding, lambda recorder: Recording(recorder.calls, recorder.missing))
 
@@ -94,7 +93,6 @@ def watch_own(
     model: nn.Module, padding: Array | None = None, values: bool = False, compares: bool = True
 ) -> AbstractContextManager[Recording]:
     """`watch`, of the calls of this thread alone: for functions that run the model themselves."""
-    validate_model(model, "watch")
     wanted = asked(values=values)._replace(own=True, compares=compares)
     return _recorded("watch", model, wanted, padding, lambda recorder: Recording(recorder.calls, recorder.missing))
 
@@ -132,7 +130,6 @@ def statistics(
     Gives `Statistics`. Raises the errors of `watch`, and a `ClearheadError` for an argument that is no reduction.
     Cost: a pass over each call's weights, for all of its reductions.
     """
-    validate_model(model, "statistics")
     wanted = asked_to_reduce(reductions, every, layers, heads, merge, fuse)
     return _recorded(
         "models.statistics", model, wanted, padding, lambda recorder: Statistics(recorder.reduced, recorder.missing)
@@ -143,5 +140,6 @@ def _recorded(
     what: str, model: nn.Module, wanted: Asked, padding: Any, given: Callable[[Recorder], T]
 ) -> AbstractContextManager[T]:
     """The context manager that gives `given(recorder)`. `what`: the function that was called."""
+    validate_model(model, what)
     words = None if padding is None else checked(padding)
     return Managed(f"{what}(...)", lambda: recorded(Recorder(model, wanted, words), given))

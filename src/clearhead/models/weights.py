@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clearhead.base.arrays import to_tensor
 from clearhead.base.errors import UnsupportedError
 from clearhead.inspection.gradients import WeightGradients
 from clearhead.inspection.index import Heads
@@ -126,8 +127,7 @@ class MultipliedWeights(PaddedWeights):
 
     def gradients(self, value: Any, grad: Any) -> WeightGradients:
         raise UnsupportedError(
-            "an edit multiplied these weights after the softmax, and their gradients are not followed through that. "
-            "Watch the model without ScaleHeads and without Knockout(after=True), and let rows of MapWeights sum to 1."
+            "an edit multiplied these weights after the softmax: their gradients are not known. Watch without it."
         )
 
     def _map(self, pick: tuple[int, ...], most: int) -> Tensor:
@@ -136,8 +136,7 @@ class MultipliedWeights(PaddedWeights):
         )
 
     def _times(self, value: Any) -> Any:
-        found = super()._times(value)
-        return found * self._factor.unsqueeze(-1).to(found.dtype)
+        return self._product(super()._times(value), self._factor.unsqueeze(-1))
 
     def _meant(self, reduction: Reduction[Any]) -> Reduction[Any]:
         """The reduction of the softmax from which `_of_product` makes this reduction of the product."""
@@ -155,11 +154,16 @@ class MultipliedWeights(PaddedWeights):
         factor = self._factor
         if isinstance(reduction, by_query.TopK):
             values, keys = result
-            return values * factor.unsqueeze(-1).to(values.dtype), keys
+            return self._product(values, factor.unsqueeze(-1)), keys
         if isinstance(reduction, LINEAR):
-            factor = factor.reshape(*factor.shape, *(1,) * (result.ndim - factor.ndim))
-            return result * factor.to(result.dtype)
+            return self._product(result, factor.reshape(*factor.shape, *(1,) * (result.ndim - factor.ndim)))
         return result
+
+    def _product(self, result: Any, factor: Tensor) -> Any:
+        """The product of a result and a factor, an array or a tensor as the weights give them."""
+        found = to_tensor(result, "a result")
+        found = found * factor.to(found.dtype)
+        return found.numpy() if self._source.numpy else found
 
     def _of_queries(self, queries: Queries) -> Tensor:
         """The weight of each query times its factor."""

@@ -21,7 +21,7 @@ from clearhead.explanation.modules.projection import Linear
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.call import Call
 from clearhead.models.calls import Calls, HeadNumbers
-from clearhead.models.causes.frozen import Frozen, Writers, Written, first_run
+from clearhead.models.causes.frozen import Frozen, Written, first_run
 from clearhead.models.causes.metrics import Each, Metric, logit_difference, logits_of, refuse_padding
 from clearhead.models.checks import outside_inference, ran
 from clearhead.models.table import Table
@@ -101,10 +101,7 @@ class LogitAttribution(HeadNumbers, Calls[AttributedCall]):
         Raises a `ClearheadError` where no head was told apart from the layer that writes it.
         """
         if not self.calls:
-            raise ClearheadError(
-                "values and plot() have a number for each head, and no head of this model is told apart from the layer "
-                "that writes it. Read table(), or others and remainder."
-            )
+            raise ClearheadError("no head of this model is told apart from the layer that writes it: read table().")
         each = [call.heads.flatten(0, -2).mean(0) for call in self.calls]
         return pad_sequence(each, batch_first=True, padding_value=torch.nan)
 
@@ -197,7 +194,7 @@ def logit_attribution(
     if any(part.training for part in model.modules()):
         raise ClearheadError("logit_attribution takes a model in eval mode, without dropout: model.eval().")
     with torch.inference_mode(False):
-        inputs = outside_inference(model, inputs, "logit_attribution")
+        inputs = outside_inference(inputs)
         given = {"token": token, "position": position} | ({} if against is None else {"against": against})
         several = {name: numbers for name, one in given.items() if (numbers := _answers_of(one)) is not None}
         asked = _asked(given, several)
@@ -255,10 +252,8 @@ def _attributions(
     """The parts of the logit that each metric gives of the model's output. `several`: see `_asked`. A position that is
     padding is an error where it is one for all texts."""
     before = first_run(model, inputs)
-    if not before.seen.calls:
-        raise ClearheadError("logit_attribution: the model made no attention call that is recognised.")
     with torch.enable_grad(), watch_own(model, values=True) as seen:
-        frozen = Frozen(model, before, Writers(seen))
+        frozen = Frozen(model, before, seen)
         with Uninterrupted(frozen.hooked):
             output = ran(model, inputs)
         logits = frozen.before_cap(logits_of(output))
@@ -302,8 +297,7 @@ def _of_metric(
             found, others = _parts(calls, frozen.written, list(zip(*grads, strict=True)), logit.dtype)
     if not found and not others:
         raise ClearheadError(
-            "logit_attribution: no layer's result reaches the logit through the residual stream. The blocks are of a "
-            "form that is not known, or forward() switches gradients off, with torch.no_grad()."
+            "logit_attribution: no layer's result reaches the logit by the residual stream, or forward() has no_grad()."
         )
     return LogitAttribution(found, logit.detach(), others, capped)
 

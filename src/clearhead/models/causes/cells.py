@@ -35,8 +35,6 @@ def checked_sides(over: Any, who: str) -> tuple[Over, ...]:
 
 def cells_of(calls: Sequence[AttentionCall], sides: Sequence[Over]) -> Iterator[Cell]:
     """Every cell of these sides, for each layer that made a call."""
-    if not calls:
-        raise ClearheadError("sweep: the model made no attention call that is recognised.")
     known: dict[tuple[Any, ...], None] = {}
     for call in calls:
         every = {"layer": [call.layer.column], "head": range(call.shape[1]), "position": range(call.shape[2])}

@@ -56,8 +56,8 @@ def circuits(model: nn.Module | Recording, inputs: object = None) -> Circuits:
     if isinstance(model, Recording) and inputs is None:
         if model.calls and all(call.origin is None for call in model.calls):
             raise ClearheadError(
-                "circuits: the recording has no layers around its calls: it was made without values=True, or read from "
-                "a file. Pass a recording of watch(model, values=True), or the model, circuits(model, inputs)."
+                "circuits: the recording has no layers around its calls. Pass one of watch(model, values=True), not "
+                "from a file, or the model, circuits(model, inputs)."
             )
         return Circuits(model, {})
     if not isinstance(model, nn.Module) or inputs is None:
@@ -83,8 +83,6 @@ class Circuits:
                 first[call.layer, call.name] = call
                 label = str(labels([call])[0])
                 self._sides[label] = Sides(call, modules.get(call.name))
-        if not first:
-            raise ClearheadError("circuits: the model made no attention call that is recognised.")
 
     @property
     def layers(self) -> list[str]:

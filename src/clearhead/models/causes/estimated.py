@@ -86,7 +86,7 @@ def attribution_patching(
     refuse_edited(model, "attribution_patching")
     probe = Probe(model)
     with torch.inference_mode(False), torch.enable_grad():
-        inputs = outside_inference(model, inputs, "attribution_patching")
+        inputs = outside_inference(inputs)
         with watch_own(model) as seen, Uninterrupted(lambda: intercept(probe, innermost=True)):
             output = ran(model, inputs)
             refuse_padding(metric, model, inputs, output)

@@ -69,23 +69,6 @@ def _here(hook: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args: hook(*args) if threading.get_ident() == thread else None
 
 
-class Writers:
-    """The calls of a run whose heads no layer has been given so far."""
-
-    def __init__(self, seen: Recording) -> None:
-        self.seen = seen
-        self._found: set[int] = set()  # the numbers of the other calls
-
-    def note(self, x: Tensor) -> int | None:
-        """The number of the call whose heads a layer is given now; None where it is given other numbers."""
-        for number in range(len(self.seen.calls) - 1, -1, -1):
-            outcome = None if number in self._found else self.seen.calls[number].outcome
-            if outcome is not None and outcome.output is not None and given_heads(x, outcome.output):
-                self._found.add(number)
-                return number
-        return None
-
-
 class Written(NamedTuple):
     """A layer's result as it entered the residual stream, with a gradient. `call`: the number of the call whose heads
     the layer was given; None for other layers."""
@@ -110,8 +93,8 @@ class Frozen:
     `before`: a run on the same inputs. `now`: the calls of the run with these hooks.
     """
 
-    def __init__(self, model: nn.Module, before: First, now: Writers) -> None:
-        self.model, self.before, self.writers = model, before, now
+    def __init__(self, model: nn.Module, before: First, now: Recording) -> None:
+        self.model, self.before, self.now = model, before, now
         names = {call.name for call in before.seen.calls}
         self.around = {"", *(name[:end] for name in names for end, letter in enumerate(name) if letter == ".")}
         modules = dict(model.named_modules())
@@ -120,6 +103,7 @@ class Frozen:
         self.widths = {one.out for one in writers} | ({before.width} if before.width else set())
         self.adapted = {id(one.source.module) for one in writers if isinstance(one.source, CalledLayer)}
         self.written: list[Written] = []
+        self._found: set[int] = set()  # the numbers of calls whose heads a layer was given
         self._functions = _Functions()
         self.bends = self._functions.bends
         self._running: dict[int, tuple[bool, int | None]] = {}  # by module: whether it is cut, and its call
@@ -160,11 +144,18 @@ class Frozen:
     def _learns_matrix(module: nn.Module) -> bool:
         return any(weight is not None and weight.ndim >= 2 for weight in parts_of(module)[0].values())
 
+    def _call_of(self, x: Tensor) -> int | None:
+        """The number of the call whose heads a layer is given now; None where it is given other numbers."""
+        for number in range(len(self.now.calls) - 1, -1, -1):
+            outcome = None if number in self._found else self.now.calls[number].outcome
+            if outcome is not None and outcome.output is not None and given_heads(x, outcome.output):
+                self._found.add(number)
+                return number
+        return None
+
     def _behind(self, name: str) -> bool:
         """Whether a module runs behind the last block, so that its input is the residual stream."""
-        if len(self.writers.seen.calls) < len(self.before.seen.calls):
-            return False
-        if any(_within(name, block) for block in self.blocks):
+        if len(self.now.calls) < len(self.before.seen.calls) or any(_within(name, block) for block in self.blocks):
             return False
         return self.told or name == self.before.last  # names without numbers do not show where a block ends
 
@@ -174,7 +165,7 @@ class Frozen:
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             number = None
             if linear and len(args) == 1 and isinstance(args[0], Tensor):
-                number = self.writers.note(args[0])
+                number = self._call_of(args[0])
             cut = number is not None or not self._behind(name)
             self._running[id(module)] = cut, number
             return tree_map_only(Tensor, Tensor.detach, (args, kwargs)) if cut else None
@@ -288,8 +279,7 @@ def _refused(name: str, module: nn.Module, result: Tensor) -> Tensor:
 
     def reached(grad: Tensor) -> None:
         raise UnsupportedError(
-            f"{name} is a {type(module).__name__} in the residual stream, and gives other numbers than a layer norm or "
-            "an RMS norm with its weights. So what a head adds to the logit behind it is not known."
+            f"{name} is a {type(module).__name__} in the residual stream, no layer norm or RMS norm with its weights."
         )
 
     if not result.requires_grad:

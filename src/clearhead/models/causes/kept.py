@@ -55,7 +55,8 @@ class Kept:
             raise ClearheadError(f"sweep: cannot write to the folder {folder!r:.200} ({error}).") from error
         tensors: list[Tensor] = []
         tree_map_only(Tensor, tensors.append, dict(inputs) if isinstance(inputs, Mapping) else inputs)
-        header = {"cells": cells, "metric": _named(metric), "inputs": _digest(tensors)}
+        name = getattr(metric, "name", None) or getattr(metric, "__qualname__", type(metric).__qualname__)
+        header = {"cells": cells, "metric": name, "inputs": _digest(tensors)}
         first = _seal_line({HEADER: VERSION, **header, "plain": plain})
         whole, _, rest = text.rpartition("\n")  # the last line may be one whose write was interrupted
         if not whole and first.startswith(rest):
@@ -68,8 +69,6 @@ class Kept:
         if differ:
             raise self._another(f"in {', '.join(differ)}")
         self._lines = [_Line(**line) for line in lines]
-        if len(self.numbers) > len(cells):
-            raise self._another("in the number of its cells")
         if rest:
             write_page(self._path, f"{whole}\n", "sweep")
 
@@ -140,7 +139,7 @@ class Kept:
         except OSError as error:
             raise ClearheadError(
                 f"sweep: cannot write {str(self._path)!r}: {error.strerror}. The lines in it stay: start again with "
-                "the same arguments once it can be written, and the sweep goes on."
+                "the same arguments once it can be written."
             ) from error
 
 
@@ -155,17 +154,10 @@ def _compute_checksum(line: Any) -> str:
 
 def _near(some: list[Any], others: list[float]) -> bool:
     """Whether numbers are the same but for rounding; NaN is the same as NaN."""
-    if len(some) != len(others) or not all(isinstance(one, float) for one in some):
-        return False
-    return all(
+    return len(some) == len(others) and all(
         math.isclose(one, other, rel_tol=1e-4, abs_tol=1e-6) or (math.isnan(one) and math.isnan(other))
         for one, other in zip(some, others, strict=True)
     )
-
-
-def _named(metric: Any) -> str:
-    name = getattr(metric, "name", None)
-    return name if isinstance(name, str) else getattr(metric, "__qualname__", type(metric).__qualname__)
 
 
 def _described(edits: Sequence[Edit]) -> str:

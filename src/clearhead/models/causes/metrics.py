@@ -74,10 +74,9 @@ def numbers_for(given: Any, batch: int, allowed: range, name: str, device: torch
     try:
         numbers = torch.as_tensor(given, device=device)
     except (TypeError, ValueError, RuntimeError):
-        numbers = torch.empty(0, device=device)
+        numbers = torch.empty(0, dtype=torch.float64, device=device)
     whole = not (numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool)
-    fits = whole and numbers.shape in ((), (batch,)) and all(n in allowed for n in numbers.flatten().tolist())
-    if not fits:
+    if not whole or numbers.shape not in ((), (batch,)) or any(n not in allowed for n in numbers.flatten().tolist()):
         raise ClearheadError(
             f"{name} is {brief(given)}; expected a whole number from {allowed.start} to {allowed.stop - 1}, or one for "
             f"each of the {batch} sequences, ({batch},)."

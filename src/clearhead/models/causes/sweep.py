@@ -64,8 +64,7 @@ class Sweep(HeadNumbers, Table):
         sides = [side for side in get_args(Over) if self and side in self[0]]
         if sides != ["layer", "head"]:
             raise ClearheadError(
-                f"values has a number for each layer and head, and this sweep is over {listed(sides)}. "
-                'Sweep over ("layer", "head"), or use grid(rows, columns).'
+                f"values is over layers and heads, this sweep over {listed(sides)}: use grid(rows, columns)."
             )
         return torch.from_numpy(self.grid("layer", "head")[0])
 

@@ -23,8 +23,6 @@ from clearhead.models.tap.patch import replaced
 from clearhead.nn.key_value_cache import KeyValueCache
 from clearhead.problem.record import copied
 
-MOST = 8  # how many places are tried for a window that has moved by an unknown number of keys
-
 
 class CallFacts(NamedTuple):
     """The facts by which a call may continue another. `filled`: how many of its keys are in use.
@@ -277,7 +275,7 @@ class _Newest:
         last, length = self.last, tensor.shape[2]
         newest = self._mine()
         end = length if call.kind == "self" else 0
-        for moved, filled in self._places(call, newest, tensor):
+        for moved, filled in self._places(call, newest.shape[2], length):
             mine, offset = newest, moved
             if moved < 0:  # the cache was cropped: the window has moved back, over keys that the newest had dropped
                 if last.base + moved < 0:
@@ -303,9 +301,8 @@ class _Newest:
                 return Link(base, length, base + old, new, base + filled, rows)
         return None
 
-    def _places(self, call: CallFacts, mine: Tensor, tensor: Tensor) -> Iterator[tuple[int, int]]:
-        """Places of the newest tensor where the first key of `tensor` may stand, and how many slots are in use then."""
-        before, length = mine.shape[2], tensor.shape[2]
+    def _places(self, call: CallFacts, before: int, length: int) -> Iterator[tuple[int, int]]:
+        """Places of the newest `before` keys where the first of `length` may stand, and how many slots are in use."""
         if call.kind == "cross":
             if before == length:
                 yield 0, length
@@ -316,13 +313,8 @@ class _Newest:
         if before == length and (call.filled < length or self.last.filled - self.last.base < length):
             yield 0, call.filled  # a static cache: a slot in the middle is filled, or the last ones
         old = length - call.queries
-        tried = {max(before - old, 0), 0}
-        for offset in sorted(tried, reverse=True):
+        for offset in sorted({max(before - old, 0), 0}, reverse=True):
             yield offset, length  # the cache grew, and a window dropped its first keys; or its last ones were rejected
-        found = (bits(mine) == bits(tensor[:1, :, :1])).all(-1).all(1).any(0).nonzero().flatten()
-        for offset in found[:MOST].tolist():
-            if offset not in tried:
-                yield offset, length
 
     def follow(self, link: Link, call: CallFacts, tensor: Tensor) -> None:
         """Add a link, and keep the whole tensor of its call."""

@@ -249,8 +249,7 @@ def found_rows(calls: Sequence[AttentionCall], sequences: Array) -> tuple[Sequen
     ids = ids_of(sequences)
     if ids is None or not ids.numel():
         raise ClearheadError(
-            f"joined: sequences is {brief(sequences)}; pass the ids that generate returned, integers (N, L): out, or "
-            "out.sequences with return_dict_in_generate=True."
+            f"joined: sequences is {brief(sequences)}; expected the ids that generate returned, integers (N, L)."
         )
     for count in range(len(calls), 0, -1) if len(ids) == 1 else (len(calls),):
         found = _rows(calls[:count], ids.cpu())
@@ -258,8 +257,7 @@ def found_rows(calls: Sequence[AttentionCall], sequences: Array) -> tuple[Sequen
             return calls[:count], *found
     raise ClearheadError(
         f"joined: sequences are {len(ids)} of {ids.shape[1]} tokens, and not each is the text of a row of "
-        f"{calls[-1].name}. They are of another generation, or a beam ended before the last step: join that one by "
-        "itself, without the padding behind it, joined(sequences[i, :length])."
+        f"{calls[-1].name}. Where a beam ended early, join it alone, without padding: joined(sequences[i, :length])."
     )
 
 
@@ -270,9 +268,8 @@ def _rows(calls: Sequence[AttentionCall], ids: Tensor) -> tuple[Tensor, int] | N
     read = _read(steps)
     if read is None:
         raise ClearheadError(
-            f"joined: sequences is given, and which tokens {calls[-1].name} has read is not known: the model was given "
-            "no input_ids, or the recording is from a file, which holds no tokens. Join before write(), or leave "
-            "sequences out and take the rows that generate names, out.beam_indices[:, -1]."
+            f"joined: which tokens {calls[-1].name} has read is not known: it had no input_ids, or the recording is "
+            "from a file. Leave sequences out, and take the rows out.beam_indices[:, -1]."
         )
     own = read.cpu()
     start, sure = _places(steps)[0].start, own.shape[1] - steps[-1].queries
@@ -352,10 +349,7 @@ def _steps(calls: Sequence[AttentionCall], stop: int | None = None) -> list[Step
         _refuse(
             last.name,
             f"its keys of {first.query} positions before a step are not those that it had at the step before",
-            "A quantised cache changes them; several generations that take turns without a cache of transformers are "
-            "not told apart. Generate with another cache, one at a time; or, if the positions before were not watched, "
-            "pass the calls from there on: "
-            "seen[name][n:].joined()",
+            "A quantised cache changes them: use another cache, or join those from there on: seen[name][n:].joined()",
         )
     steps: list[Step] = []
     moved = any(link.parents is not None for link in chain.links[: newest.number + 1])
@@ -370,17 +364,10 @@ def _steps(calls: Sequence[AttentionCall], stop: int | None = None) -> list[Step
         if steps:
             upto = steps[-1].link.query
             if link.query is None or upto is None:
-                _refuse(
-                    last.name,
-                    "no self attention was recorded beside it, which shows the order of beams and the rejected tokens",
-                    "Watch the decoder's self attention too, without layers=",
-                )
+                _refuse(last.name, "no self attention was recorded beside it", "Watch all layers, without layers=")
             if last.kind == "self" and link.query + count < upto:
-                _refuse(
-                    last.name,
-                    f"the queries of positions {link.query + count} … {upto - 1} are not in the recording",
-                    "Watch every run of the model, without every=",
-                )
+                missing = f"the queries of positions {link.query + count} … {upto - 1} are not in the recording"
+                _refuse(last.name, missing, "Watch every run of the model, without every=")
             count = max(min(count, upto - link.query), 0)
             end = end if last.kind == "cross" else min(end, upto)
         else:
@@ -390,12 +377,8 @@ def _steps(calls: Sequence[AttentionCall], stop: int | None = None) -> list[Step
         if count:
             steps.append(Step(call, link, rows, count, end))
         if moved and number and _unsure(call.cached_key, rows):
-            _refuse(
-                last.name,
-                f"at step {number} beams had the same keys in the window, and others before it, so that it is unknown "
-                "which of them was continued",
-                "Watch all layers, without layers=; else look at each step by itself: seen[name][i].weights",
-            )
+            alike = f"at step {number} beams had the same keys in the window, and others before it"
+            _refuse(last.name, alike, "Watch all layers, or look at each step by itself: seen[name][i].weights")
     return steps[::-1]
 
 
@@ -420,14 +403,9 @@ def _refuse(name: str, reason: str, instead: str) -> NoReturn:
 def _check_alike(step: Step, last: Step) -> None:
     """Raise where two steps would not be computed alike."""
     one, other = step.problem, last.problem
-    pairs = [
-        ("heads", one.sizes.heads, other.sizes.heads),
-        *(
-            (name, getattr(one.lowered, name, None), getattr(other.lowered, name, None))
-            for name in ("phi", "scale", "softcap")
-        ),
-    ]
-    for name, mine, theirs in pairs:
+    for name in ("heads", "phi", "scale", "softcap"):
+        sides = (one.sizes, other.sizes) if name == "heads" else (one.lowered, other.lowered)
+        mine, theirs = (getattr(side, name, None) for side in sides)
         if mine != theirs:
             _refuse(step.call.name, f"one has {name} {mine}, a later one {theirs}", "Join those that have the same")
     if one.lowered is None or one.lowered.weight is not None or other.lowered is None:
@@ -464,11 +442,7 @@ def _edges(step: Step) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if uniform is not None:  # these queries saw the empty slots of a static cache too
         over = over & ~step.of_queries(uniform)[..., 0]
     if bool(over.any()):
-        _refuse(
-            step.call.name,
-            "a query saw keys that a later step has replaced, or the empty slots of a cache",
-            "Look at each step by itself: seen[name][i].weights",
-        )
+        _refuse(step.call.name, "a query saw keys that were replaced, or empty slots", "Look at seen[name][i].weights")
     low, high = (start[..., None][..., :0],) * 2
     if spans.gaps is not None:
         low, high = (step.of_queries(edge + base) for edge in spans.gaps)

@@ -48,15 +48,11 @@ OPPOSITE = (
     "a mask of the opposite meaning. True means 'may attend' to SDPA and transformers, and 'may not' to the masks of "
     "torch.nn's modules."
 )
-UPPER_LEFT = (
-    "causal masks aligned at the upper left, where the last query should stand at the last key: is_causal=True of SDPA "
-    "puts query 0 at key 0. Or the empty slots of a static cache, for which a mask is given by a function."
-)
+UPPER_LEFT = "a causal mask aligned at the upper left, as is_causal=True of SDPA; or the empty slots of a static cache."
 OFF_BY_ONE = "a position counted off by one, such as the length of a key/value cache."
 PACKED = (
     "packed documents that the model sees as one text. transformers finds them by position_ids that begin again, where "
-    "it is given no attention_mask and no cache: pass use_cache=False. It cannot tell texts apart whose "
-    "positions go on from one text to the next."
+    "it is given no attention_mask and no cache: pass use_cache=False."
 )
 WINDOW = "a sliding window that was lost: see config.sliding_window and config.layer_types."
 NOT_CAUSAL = "a causal mask that is missing: see is_causal."

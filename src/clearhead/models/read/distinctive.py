@@ -112,8 +112,7 @@ def distinctive(
     count = len({(calls[one.call].name, calls[one.call].layer, one.head) for one in entropies})
     if not shares or not entropies:
         raise ClearheadError(
-            f"no head can be told apart: no call was recorded in which {FEWEST} queries see several keys and all "
-            "numbers are finite. Give the model a longer text."
+            f"no head can be told apart: in no call {FEWEST} queries see several keys: give the model a longer text."
         )
     # of equal shares the first measure is named; shares that differ by rounding are equal
     order = [type(measure) for measure in MEASURES]

@@ -42,8 +42,7 @@ def rollout(
     size = batch * len(rows) * length * 4
     if size > DENSE_BYTES:
         raise ClearheadError(
-            f"rollout would give {(batch, len(rows), length)}, {human_bytes(size)}, above {human_bytes(DENSE_BYTES)}: "
-            "name the tokens whose sources are wanted, such as tokens=[-1]."
+            f"rollout gives {(batch, len(rows), length)}, above {human_bytes(DENSE_BYTES)}: choose tokens, as [-1]."
         )
     with torch.inference_mode(False):
         parts = []

@@ -119,9 +119,7 @@ class Tokens:
         source = _placed(self.source, batch, keys, words)
         if call.kind == "cross":
             return _placed(self.own, batch, queries, queried), source
-        mine = self.own and [
-            row[: words_read(call, len(row))] for row in self.own
-        ]  # a step has read a part of the text
+        mine = self.own and [row[: words_read(call, len(row))] for row in self.own]  # a step has read a part
         return _placed(mine, batch, keys, words), source
 
     def word(self, call: AttentionCall, sequence: int, key: int) -> str | None:
@@ -144,9 +142,8 @@ class Tokens:
         sizes = sorted({(call.problem.sizes.batch, call.problem.sizes.keys) for call in calls})
         given = {len(row) for rows in (self.own, self.source) if rows is not None for row in rows}
         raise ShapeError(
-            f"tokens has {sorted(given)} tokens a sequence, and the calls have (sequences, keys) {sizes}; pass one "
-            "token for each position, or for each word that is not padding: a list of words, one list for each "
-            "sequence, or the ids (B, L) that the model was given. Cross attention needs source_tokens too."
+            f"tokens has {sorted(given)} tokens a sequence, and the calls have (sequences, keys) {sizes}; pass a list "
+            "of words for each sequence, or the ids (B, L). Cross attention needs source_tokens too."
             + not_joined(calls)
         )
 
@@ -165,10 +162,8 @@ class Tokens:
         for name, rows in given.items():
             if used[name] and rows is not None and len(rows) == 1 < batch:
                 raise ShapeError(
-                    f"{name} has the words of one sequence, and the weights of {call.name} are "
-                    f"{tuple(call.problem.sizes.shape)}, those of {batch} sequences, whose words may differ. Pass one "
-                    "list of words for each sequence, or the ids (B, L) that the model was given; where all sequences "
-                    f"are one text, {name}=[words] * {batch}."
+                    f"{name} has the words of one sequence, and the weights of {call.name} are of {batch}. Pass one "
+                    f"list of words for each, or the ids (B, L); where all are one text, {name}=[words] * {batch}."
                 )
 
 

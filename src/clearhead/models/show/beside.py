@@ -151,8 +151,7 @@ class Beside:
             if one == other:
                 return None
             raise ClearheadError(
-                f"the texts of call {number}, {self.sides[0].calls[number].name}, have {one} and {other} tokens: pass "
-                "the words of both, tokens= and beside_tokens=, so that those that are the same can be found."
+                f"the texts of call {number} have {one} and {other} tokens: pass tokens= and beside_tokens=."
             )
         text, beside = (tuple(side.labels(words)) for side, words in zip(sides, given, strict=True))
         if (text, beside) not in self.texts:

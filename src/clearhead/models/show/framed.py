@@ -83,8 +83,6 @@ def framed(
     paged: Paged | Beside, calls: Sequence[int] | None, heads: Any, title: str, height: int, opens: Any = None
 ) -> Framed:
     """The page of `Recording.view`. `calls`: the numbers of the calls to show; None shows all."""
-    if calls is None and heads is not None:
-        raise ClearheadError("heads= chooses heads of a layer: pass layer= too.")
     numbers = range(len(paged.calls)) if calls is None else calls
     for number in numbers:
         paged.place(number)

@@ -47,9 +47,8 @@ def patches_of(image: Any, lengths: set[int]) -> Patches:
                 if rows * columns == length - extra and abs(rows * width - columns * height) < 0.02 * rows * width:
                     return Patches(_smaller(pixels), rows, columns, extra)
     raise ClearheadError(
-        f"image has {height} × {width} pixels, and the calls have {sorted(lengths)} positions, which are no grid of "
-        "square patches of it. Pass the picture as the model was given it, after its processor has resized and cropped "
-        "it."
+        f"image has {height} × {width} pixels, and the calls {sorted(lengths)} positions, no grid of square patches: "
+        "pass the picture as the processor has resized and cropped it."
     )
 
 
@@ -65,8 +64,8 @@ def _pixels(image: Any) -> Array:
     numeric = array.dtype.kind in "uif"
     if array.ndim != 3 or array.shape[2] not in (1, 3) or not numeric or not array.size:
         raise ClearheadError(
-            f"image is a {type(image).__name__} of shape {getattr(array, 'shape', ())}; pass a picture (height, width, "
-            "3) or (3, height, width), of whole numbers from 0 to 255 or of floats from 0 to 1, or a picture of PIL."
+            f"image is a {type(image).__name__} of shape {getattr(array, 'shape', ())}; expected (height, width, 3) or "
+            "(3, height, width), whole numbers to 255 or floats to 1, or a picture of PIL."
         )
     if array.dtype.kind == "f":
         array = np.nan_to_num(array.astype(np.float64)) * 255
