@@ -68,10 +68,9 @@ def asked_to_reduce(
         if type(one) is TopK:
             check_count(one.k, 1, "k of TopK", most=2**31 - 1)
     check_count(every, 1, "every")
-    layers = checked_layers(layers, "statistics")
     checked_positions(heads, "statistics: heads")
     if not (merge is None or isinstance(merge, Means)):
         raise ClearheadError(f"statistics: merge is a {type(merge).__name__}; expected a ch.models.Means().")
     if not isinstance(fuse, bool) or (fuse and heads is not None):
         raise ClearheadError(f"statistics: fuse is {fuse!r}; True goes with all heads, whose pass gives the output.")
-    return Asked(keep, every, layers, heads, merge, fuse=fuse, who="statistics")
+    return Asked(keep, every, checked_layers(layers, "statistics"), heads, merge, fuse=fuse, who="statistics")
