@@ -66,8 +66,8 @@ class OfModel(Source):
         if found is not None:
             name, tensor = found
             raise ClearheadError(
-                f"the {name} {tuple(tensor.shape)} of this attention call was modified in place after it. Read its "
-                "weights before: attention.dense()."
+                f"the {name} of this attention call, shape {tuple(tensor.shape)}, was modified in place after it. Read "
+                "its weights before: attention.dense()."
             )
 
     def problem(self) -> Problem:
