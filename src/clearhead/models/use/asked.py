@@ -63,7 +63,7 @@ def asked_to_reduce(
             f"statistics: reductions is {reductions!r}; expected reductions, as ch.reductions.Entropy()."
         )
     if any(isinstance(one, Output) for one in keep):
-        raise ClearheadError("statistics: reductions has an Output(value), whose values are of one call alone.")
+        raise ClearheadError("statistics: reductions has an Output(value), whose values are of one call.")
     for one in keep:
         if type(one) is TopK:
             check_count(one.k, 1, "k of TopK", most=2**31 - 1)
