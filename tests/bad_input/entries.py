@@ -932,7 +932,7 @@ ENTRIES: dict[str, Entry] = {
             "state": {"None": "same", "str": "same"},
             "max_length": {"None": "else"},
             "rank": {"None": "same"},
-            "wait": {"fraction": "same", "huge": "same"},
+            "wait": {"fraction": "same", "huge": "same", "negative": "same"},
         },
     ),
     "models.monitor": E(

@@ -165,9 +165,7 @@ def observe(query: Tensor, key: Tensor, mask: Tensor | None, *arguments: Any) ->
             begin_backend(handler, call)
 
 
-@observe.register_fake
-def _(*_: Any) -> None:
-    return None
+observe.register_fake(lambda *_: None)
 
 
 def _find_pass(mark: Tensor) -> tuple[ModelHandler, bool, nn.Module] | None:
@@ -241,6 +239,4 @@ def observe_own(*arguments: Any) -> None:
     _receive_own(mark, cross, lambda: unpacked(arguments[:TENSORS], tuple(numbers), wanted), message)
 
 
-@observe_own.register_fake
-def _(*_: Any) -> None:
-    return None
+observe_own.register_fake(lambda *_: None)

@@ -6,6 +6,7 @@ import importlib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -79,10 +80,7 @@ def _read(
     first = [torch.zeros((), dtype=torch.int64, device=query.device)] * 4
     score = query.new_zeros(())
     change = None if score_mod(score, *first) is score else score_mod  # without a change the function is the identity
-
-    def read_masks() -> Recorded:
-        return masks_of(handler.masks, block_mask[-1])
-
+    read_masks = partial(masks_of, handler.masks, block_mask[-1])
     return InterceptedCall(query, key, value, "flex_attention", read_masks, BY_HEAD, scale=scale, change=change)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from torch import Tensor
@@ -30,13 +30,9 @@ def intercept(handler: ModelHandler, innermost: bool = False, backends: bool = T
     Of several handlers, the later one sees a call first and its result last. With `innermost` the handler sees a call
     after all others, and its result before them. `backends`: whether calls of transformers' backends are intercepted.
     """
-    with ExitStack() as stack:
-        # this is entered first: code that the compiler makes of it would keep the others alive
-        stack.enter_context(intercept_functions(handler, innermost))
-        stack.enter_context(handler.stack.entered())
-        if backends:
-            stack.enter_context(intercept_backends(lambda _: None if handler.idle else handler, innermost))
-        stack.enter_context(intercept_own(handler, innermost))
+    calls = intercept_backends(lambda _: None if handler.idle else handler, innermost) if backends else nullcontext()
+    # the functions come first: code that the compiler makes of them would keep the others alive
+    with intercept_functions(handler, innermost), handler.stack.entered(), calls, intercept_own(handler, innermost):
         yield
 
 

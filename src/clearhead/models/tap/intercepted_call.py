@@ -122,10 +122,7 @@ class InterceptedCall:
     def unread(self, name: str) -> str:
         """Of a call that would be read wrong; "" for any other call."""
         if self.backend == RANKS:
-            return (
-                f"{name} attends over the ranks of a layout, of which each has a part of the queries and keys. Set it "
-                "back (run_on_clearhead(model)), and watch it in one process."
-            )
+            return f"{name} attends over ranks. Set it back (run_on_clearhead(model)), and watch it in one process."
         if self.mask is not None and not isinstance(self.mask, Tensor) and not hasattr(self.mask, "mask_mod"):
             return (
                 f"{name} gave the backend {self.backend!r} an attention_mask of type {type(self.mask).__name__}, which "

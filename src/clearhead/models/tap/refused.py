@@ -29,9 +29,9 @@ def validate_model(model: Any, who: str) -> None:
         if is_compiled(module):
             shown = f"{type(model).__name__}.{name}" if name else "the model"
             raise UnsupportedError(
-                f"{shown} is compiled, which merges the calls that {who}() reads. Pass the model that was compiled, "
-                f"{who}(model._orig_mod); after model.compile() a copy, {who}(copy.deepcopy(model)); and put back a "
-                "compiled forward: del module.forward."
+                f"{shown} is compiled: torch.compile() merges the calls that {who}() reads. Pass the model that was "
+                f"compiled, {who}(model._orig_mod); after model.compile() a copy, {who}(copy.deepcopy(model)); and put "
+                "back a compiled forward: del module.forward."
             )
 
 

@@ -62,15 +62,14 @@ def asked_to_reduce(
             f"statistics: reductions is {reductions!r}; expected reductions, as ch.reductions.Entropy()."
         )
     if any(isinstance(one, Output) for one in keep):
-        raise ClearheadError("statistics: reductions has an Output(value), whose values are of one call alone.")
+        raise ClearheadError("statistics: reductions has an Output(value), whose values are of one call.")
     for one in keep:
         if type(one) is TopK:
             check_count(one.k, 1, "k of TopK", most=2**31 - 1)
     check_count(every, 1, "every")
-    layers = checked_layers(layers, "statistics")
     checked_positions(heads, "statistics: heads")
     if not (merge is None or isinstance(merge, Means)):
         raise ClearheadError(f"statistics: merge is a {type(merge).__name__}; expected a ch.models.Means().")
     if not isinstance(fuse, bool) or (fuse and heads is not None):
         raise ClearheadError(f"statistics: fuse is {fuse!r}; True goes with all heads, whose pass gives the output.")
-    return Asked(keep, every, layers, heads, merge, fuse=fuse, who="statistics")
+    return Asked(keep, every, checked_layers(layers, "statistics"), heads, merge, fuse=fuse, who="statistics")

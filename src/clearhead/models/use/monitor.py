@@ -160,12 +160,9 @@ class Monitor:
         A monitored pass that still runs in another thread is monitored to its end.
         """
         with Delayed():
-            self._close()
             with self._lock:
                 self._removed = True
-                last = not self._open
-            if last:
-                self._installed.close()
+            self._close()
 
     def __enter__(self) -> Self:
         if self._removed:
@@ -176,8 +173,7 @@ class Monitor:
         self.remove()
         if kind is None and not self.steps:
             raise ClearheadError(
-                "monitor: the model was not called in training mode. Call model.train() before, and the model itself; "
-                "a compiled function that calls it must first run after the monitor is there."
+                "monitor: the model was not called in training mode. Call model.train() before, then the model itself."
             )
         if kind is None and self._sites:
             check_layers(self._asked.layers, self._sites, "monitor")
@@ -257,13 +253,11 @@ class Monitor:
     def _close(self) -> None:
         here = self._here
         here.passing = False
-        if here.step is None:
-            return
         with Delayed():
-            opened, here.open, here.step = here.open, ExitStack(), None
+            monitored, opened, here.open, here.step = here.step is not None, here.open, ExitStack(), None
             opened.close()
             with self._lock:
-                self._open -= 1
+                self._open -= monitored
                 last = self._removed and not self._open
             if last:
                 self._installed.close()

@@ -55,11 +55,11 @@ class ReducedCall(Call):
 
     @property
     def weights(self) -> NoReturn:
-        raise ClearheadError(f"{self.name} was reduced. Name all statistics that you need in reductions.")
+        raise ClearheadError(f"{self.name} was reduced, not kept. Name all statistics that you need in reductions.")
 
     @property
     def unedited(self) -> NoReturn:
-        raise ClearheadError(f"{self.name} was reduced, as it was edited. Calls of ch.watch(model) have unedited.")
+        raise ClearheadError(f"{self.name} was reduced by statistics(…), as edited; ch.watch(model) keeps unedited.")
 
     @property
     def means(self) -> tuple[Tensor, ...]:

@@ -190,9 +190,9 @@ def _narrower(module: nn.Module, shape: tuple[int, int, int, int], masked: bool,
 def _refuse(model: Any, layout: Layout) -> None:
     """Raise an error for a model that cannot be given this layout; the message has the reason."""
     if empty := [rank for rank in range(layout.ranks) if not layout.count(rank)]:
-        raise ClearheadError(f"{layout} gives rank {empty[0]} no position: use one with some for each rank.")
+        raise ClearheadError(f"{layout} gives rank {empty[0]} no position: use a layout with some for each rank.")
     for why in _reasons(model):
-        raise UnsupportedError(f"{type(model).__name__} cannot be given a layout: {why}. Use run_on_clearhead(model).")
+        raise UnsupportedError(f"{type(model).__name__} cannot be given a layout: {why}. Try run_on_clearhead(model).")
 
 
 def _reasons(model: Any) -> Iterator[str]:

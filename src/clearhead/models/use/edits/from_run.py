@@ -42,9 +42,7 @@ class FromRun:
             return
         calls = source.calls if isinstance(source, Calls) else [source]
         if not all(isinstance(call, AttentionCall) for call in calls):
-            raise ClearheadError(
-                f"{who}: source is a {type(source).__name__}; expected a recording, a call or a tensor."
-            )
+            raise ClearheadError(f"{who}: source is a {type(source).__name__}; expected a recording, call, or tensor.")
 
     def __repr__(self) -> str:
         if isinstance(self.source, Tensor):

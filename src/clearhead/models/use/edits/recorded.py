@@ -241,13 +241,11 @@ def with_weights(change: Change, result: Any) -> Any:
     """
     given = result[1] if isinstance(result, tuple) and len(result) > 1 else None
     batch, heads, queries, keys = change.problem.sizes.shape
-    every: list[tuple[int, ...]] = [(batch, heads, queries, keys)]
-    mean: list[tuple[int, ...]] = [(batch, queries, keys)]
-    if batch == 1:
-        every, mean = [*every, (heads, queries, keys)], [*mean, (queries, keys)]
-    if not isinstance(given, Tensor) or given.shape not in every + mean:
+    every, mean = torch.Size((batch, heads, queries, keys)), torch.Size((batch, queries, keys))
+    shapes = [every, mean, every[1:], mean[1:]] if batch == 1 else [every, mean]
+    if not isinstance(given, Tensor) or given.shape not in shapes:
         return result
-    averaged = given.shape in mean  # with one head, the weights and their mean are the same
+    averaged = given.shape in (mean, mean[1:])  # with one head, the weights and their mean are the same
     with torch.no_grad(), change.inside, without_function_modes(), without_autocast(given.device):
         inside = torch.zeros(batch, heads, queries, 1, dtype=torch.bool, device=given.device)
         new = inside.new_zeros(batch, heads, queries, keys, dtype=accumulated(change.problem.query.dtype))

@@ -379,9 +379,8 @@ def _refuse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         func is torch.autograd.grad and _lazy_in((args[1:2], kwargs.get("inputs")))
     ):
         raise UnsupportedError(
-            f"lazy attention weights have no gradient of their own ({name}): the model's output is computed by its "
-            "fast backend, and not from them. For the gradient of a loss with respect to them watch the model and use "
-            "call.weights.gradients(value, grad); gradients of what is computed from them reach the model's parameters."
+            f"lazy attention weights have no gradient of their own ({name}): the model's output is not computed from "
+            "them. For the gradient of a loss by them watch the model, and use call.weights.gradients(value, grad)."
         )
     if name == "data_ptr":
         raise UnsupportedError("lazy attention weights have no memory of their own; use attention.dense().data_ptr().")

@@ -67,8 +67,8 @@ class OfModel(Source):
         if found is not None:
             name, tensor = found
             raise ClearheadError(
-                f"the {name} of this attention call, shape {tuple(tensor.shape)}, was modified in place after it: its "
-                "weights can't be computed any more. Read what you need of them before: attention.dense()."
+                f"the {name} of this attention call, shape {tuple(tensor.shape)}, was modified in place after it. Read "
+                "its weights before: attention.dense()."
             )
 
     def problem(self) -> Problem:

@@ -96,8 +96,7 @@ def _asked(tokenizer: Any, texts: list[str], **options: Any) -> list[list[int]]:
     except Exception as error:  # a tokenizer may raise any error
         raise ClearheadError(
             f"survey: tokenizer is a {type(tokenizer).__name__}, which cannot read the texts: {reason(error)}\n"
-            "Expected one of transformers, or a function of a list of texts that gives {'input_ids': a list of ids for "
-            "each}, and takes truncation=True, max_length=… where texts are longer than the model."
+            "Expected a function of texts that gives {'input_ids': a list for each}, and takes truncation, max_length."
         ) from error
     if len(rows) != len(texts):
         raise ClearheadError(f"survey: the tokenizer made {len(rows)} rows of {len(texts)} texts; expected one each.")

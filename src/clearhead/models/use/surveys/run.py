@@ -79,10 +79,7 @@ def length_of(model: Any, tokenizer: Any, asked_for: int | None) -> int | None:
     if model.training:
         raise ClearheadError("survey: the model is in training mode, whose dropout is random; call model.eval().")
     if not callable(tokenizer):
-        raise ClearheadError(
-            f"survey: tokenizer is a {type(tokenizer).__name__}; expected the tokenizer that the model was trained "
-            "with, such as AutoTokenizer.from_pretrained(folder)."
-        )
+        raise ClearheadError(f"survey: tokenizer is a {type(tokenizer).__name__}; expected that of the model.")
     most = most_tokens(model)
     if asked_for is None:
         return most
@@ -182,8 +179,7 @@ def surveyed(
             means.include(found.sums, found.modules)
         except ShapeError as error:
             raise ShapeError(
-                "survey: a result depends on the length of the texts, as a Pool's map does, and cannot be added up. "
-                f"Leave it out of keep.\n{error}"
+                f"survey: a result depends on the length of the texts, as a Pool's map. Leave it out of keep.\n{error}"
             ) from None
         strongest.include(found.examples, found.ids)
         spread.include(found.spread)
@@ -222,8 +218,7 @@ def _read(model: nn.Module, batch: Batch, kept: Kept) -> Done:
     except Exception as error:  # a model may raise any error
         raise ClearheadError(
             f"survey: {type(model).__name__} cannot read batch {batch.number}, ids {tuple(batch.ids.shape)}: "
-            f"{reason(error)}\nIt is called with input_ids and attention_mask, and needs the tokenizer that it was "
-            "trained with. For an encoder-decoder pass model.get_encoder()."
+            f"{reason(error)}\nIt needs its own tokenizer. For an encoder-decoder pass model.get_encoder()."
         ) from error
 
 
