@@ -315,8 +315,7 @@ class LazyMatrix(ABC, Generic[ArrayT]):
             )
         return float(self.dense().item())
 
-    def __float__(self) -> float:
-        return self.item()
+    __float__ = item
 
     def __int__(self) -> int:
         return int(self.item())

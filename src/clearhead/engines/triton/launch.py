@@ -91,10 +91,6 @@ def _new(tensor: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Ten
     return tensor.new_empty(shape, dtype=dtype)
 
 
-def _zeros(tensor: Tensor, *shape: int) -> Tensor:
-    return tensor.new_zeros(shape, dtype=torch.float32)
-
-
 def given(problem: Problem, blocks: Blocks, top: int = 0) -> Given:
     """A problem in normal form, whose dot product has no weight, as the kernels read it."""
     lowered, value = problem.lowered, problem.value
@@ -155,7 +151,7 @@ def _sides(problem: Problem) -> tuple[Side, Side]:
         return query._replace(poison=viewed(of_query)), key._replace(poison=viewed(of_key))
     batch, width = lowered.query.shape[0], lowered.query.shape[-1]
     rows = [batch * side.heads * side.length for side in (query, key)]
-    found = _zeros(lowered.query, rows[0] + rows[1] + 1)
+    found = lowered.query.new_zeros(rows[0] + rows[1] + 1, dtype=torch.float32)
     odd = found.narrow(0, rows[0] + rows[1], 1)
     query = query._replace(poison=View(found, query.heads * query.length, query.length, 1), odd=odd)
     of_queries = batch * query.heads * -(-query.length // CHECKED)

@@ -9,16 +9,6 @@ from clearhead.inspection.measures.spread import NormalisedEntropy, Sink
 from clearhead.inspection.measures.subject import Subject as Subject
 
 # Where two measures mean the same, as for a sink that is the first token, the earlier one names the head.
-MEASURES: tuple[Measure, ...] = (
-    Previous(),
-    Next(),
-    Itself(),
-    First(),
-    SameWord(),
-    Induction(),
-    NormalisedEntropy(),
-    Sink(),
-    Distance(),
-    WeightedValueNorm(),
-    WeightedTransformedNorm(),
-)
+_ON_SOME_KEYS = Previous(), Next(), Itself(), First(), SameWord(), Induction()
+_OF_ALL_KEYS = NormalisedEntropy(), Sink(), Distance(), WeightedValueNorm(), WeightedTransformedNorm()
+MEASURES: tuple[Measure, ...] = (*_ON_SOME_KEYS, *_OF_ALL_KEYS)
