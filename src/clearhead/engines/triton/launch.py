@@ -16,18 +16,10 @@ from clearhead.base.mode import is_capturing_graph
 from clearhead.base.tensor_kind import has_no_values
 from clearhead.engines.tiled.backward import add_along
 from clearhead.engines.tiled.tiles import new_sum
+from clearhead.engines.triton import kernel_inputs
 from clearhead.engines.triton.blocks import PROGRAMS, SHARED, SPLIT, Blocks, blocks_for, power
 from clearhead.engines.triton.given import Given, Parts, Ranges, Rows, Side, View, view, viewed
 from clearhead.engines.triton.groups import grouped
-from clearhead.engines.triton.kernel_inputs import (
-    apply_factors,
-    fill_up_keys,
-    make_shape,
-    read_dropout,
-    read_sent,
-    read_sinks,
-    read_spans,
-)
 from clearhead.engines.triton.kernels import backward as back
 from clearhead.engines.triton.kernels import decode, forward, lay, poison, summarise
 from clearhead.engines.triton.ranges import ranges
@@ -115,20 +107,21 @@ def given(problem: Problem, blocks: Blocks, top: int = 0) -> Given:
     parts = 1 if tiles is None else tiles.shape[3]
     widths = power(width), power(values or 1), power(top or 1, 1)
     products = 3 if torch.get_float32_matmul_precision() == "highest" else 1
-    shape = make_shape(NUMBERS[lowered.phi], blocks.queries, blocks.keys, parts, *widths, products, backend())
+    constants = parts, *widths, products, backend()
+    shape = kernel_inputs.make_shape(NUMBERS[lowered.phi], blocks.queries, blocks.keys, *constants)
     return Given(
         query,
         key,
         view(value),
         weight,
         sums,
-        read_spans(problem),
+        kernel_inputs.read_spans(problem),
         None if tiles is None else Ranges(viewed(tiles, batch, heads)),
         None if added is None else view(added.dense, batch, heads, queries, keys),
         None if added is None or added.relative is None else view(added.relative, batch, heads, queries + keys - 1),
         problem.sinks,
         0 if problem.sinks is None else problem.sinks.stride(0),
-        read_dropout(problem),
+        kernel_inputs.read_dropout(problem),
         problem.groups,
         width,
         wide,
@@ -166,7 +159,7 @@ def _sides(problem: Problem) -> tuple[Side, Side]:
         query,
         key,
         view(value) if masked else None,
-        read_spans(problem) if PHIS[lowered.phi].triton.overflow else None,
+        kernel_inputs.read_spans(problem) if PHIS[lowered.phi].triton.overflow else None,
         width,
         0 if value is None else value.shape[-1],
         of_queries,
@@ -220,7 +213,8 @@ def output(problem: Problem, rows: bool) -> Partial:
             ends = (_new(value, shares, *lead) for _ in range(2))
             parts = Parts(_new(value, shares, *lead, value.shape[-1]), *ends)  # type: ignore[arg-type]
             start(forward.forward_kernel, (programs, shares), read, parts, warps=blocks.warps, SPLITS=shares)
-            whole = read._replace(**read_sinks(problem), query=read.query._replace(heads=lead[1], length=lead[2]))
+            query = read.query._replace(heads=lead[1], length=lead[2])
+            whole = read._replace(**kernel_inputs.read_sinks(problem), query=query)
             start(decode.join_kernel, (math.prod(lead),), whole, parts, found, SPLITS=shares, SHARES=power(shares, 1))
     return Partial(found.output, maximum, log_sum)  # type: ignore[arg-type]
 
@@ -252,7 +246,7 @@ def statistics(problem: Problem, summary: Summary) -> Found:
         programs = (_programs(problem, blocks.queries), 1)
         start(forward.forward_kernel, programs, read, parts, warps=blocks.warps, SPLITS=1)
         if summary.top:
-            found["indices"] = fill_up_keys(found["indices"], sizes.keys)
+            found["indices"] = kernel_inputs.fill_up_keys(found["indices"], sizes.keys)
         if rows:
             known = Rows(viewed(found["maximum"]), viewed(found["log_sum"]))
             factors = None if summary.factors is None else viewed(summary.factors.float(), *lead)
@@ -298,7 +292,7 @@ def gradients(
     found = Operands(None, None, None)
     with on(query):
         sent_back = None if grad is None or value is None else viewed(grad)
-        beside = read_sent(sent, rows, problem.sizes.shape[:3])
+        beside = kernel_inputs.read_sent(sent, rows, problem.sizes.shape[:3])
         known = None if beside is not None else Rows(*(viewed(row.float()) for row in rows))
         blocks = _blocks(problem, "backward" if beside is None else "backward of statistics")
         read = given(problem, blocks)
@@ -310,7 +304,7 @@ def gradients(
                 of_each = torch.zeros_like(to)
             programs = (_programs(problem, blocks.queries),)
             start(back.to_query_kernel, programs, *arguments, to, of_each, warps=blocks.warps)
-            found = found._replace(query=apply_factors(to, query, lowered) if wanted[0] else None)
+            found = found._replace(query=kernel_inputs.apply_factors(to, query, lowered) if wanted[0] else None)
             if of_each is not None:
                 found = found._replace(weight=of_each.sum((0, 2))[: read.width] * lowered.scale)
         if wanted[1] or (wanted[2] and sent_back is not None):
@@ -318,7 +312,7 @@ def gradients(
             to_value = None if sent_back is None or value is None else _new(query, *value.shape)
             programs = (key.shape[0] * key.shape[1] * -(-key.shape[2] // blocks.keys),)
             start(back.to_key_kernel, programs, *arguments, to, to_value, warps=blocks.warps)
-            of_key = apply_factors(to, key, lowered) if wanted[1] else None
+            of_key = kernel_inputs.apply_factors(to, key, lowered) if wanted[1] else None
             found = found._replace(key=of_key, value=to_value if wanted[2] else None)
         if (dense is not None and wanted[4]) or (relative is not None and wanted[5]):
             found = _of_bias(problem, blocks, arguments, wanted, found)
