@@ -229,7 +229,6 @@ class Weights(LazyMatrix[ArrayT]):
         if len(outputs) > 1:
             raise ClearheadError("reduce takes one Output(value); join the values along their last dimension.")
         if outputs:
-            self._check_kind(value=outputs[0].value)
             problem = self._with_value(outputs[0].value)._refresh_mode()
             if problem.sizes.shown != self._sizes.shown and len(reductions) > 1:
                 raise ShapeError(
@@ -268,7 +267,6 @@ class Weights(LazyMatrix[ArrayT]):
         `value`: (..., Lk, Ev), as for `attention`; `grad`: ∂L/∂O, of the output's shape (..., Lq, Ev). See
         `WeightGradients`. Raises a `ShapeError` where the two do not fit. Cost: one pass over the allowed pairs.
         """
-        self._check_kind(value=value, grad=grad)
         value, grad = (t.copy() if isinstance(t, np.ndarray) else t for t in (value, grad))
         problem: Problem = self._with_value(value)
         sizes: Sizes = problem.sizes
@@ -337,21 +335,10 @@ class Weights(LazyMatrix[ArrayT]):
 
     def _times(self, value: ArrayT) -> ArrayT:
         """The attention output for a value (..., Lk, Ev)."""
-        self._check_kind(value=value)
         problem = self._with_value(value)
         with without_autocast(problem.sizes.device):
             output: Any = problem.sizes.restore(run(problem, choose(problem, self._asked), self._asked))
         return cast(ArrayT, output.detach().numpy() if self._source.numpy else output)
-
-    def _check_kind(self, **given: Any) -> None:
-        """Raise where tensors meet weights of arrays, or arrays meet weights of tensors."""
-        kind, numpy = ("a tensor", "a NumPy array"), self._source.numpy
-        for name, value in given.items():
-            if isinstance(value, np.ndarray) != numpy and isinstance(value, np.ndarray | Tensor):
-                raise ClearheadError(
-                    f"{name} is {kind[not numpy]}, and query and key were {kind[numpy]}: pass both as tensors, "
-                    "torch.from_numpy(array), or both as arrays."
-                )
 
     def _out(self, tensor: Any, of_value: bool = False) -> ArrayT:
         """A result; `of_value`: it depends on a value, whose gradient it keeps."""
