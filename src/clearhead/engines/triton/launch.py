@@ -280,11 +280,7 @@ def _of_keys(
 
 
 def gradients(
-    problem: Problem,
-    rows: of_queries.Rows,
-    grad: Tensor | None,
-    wanted: tuple[bool, ...],
-    sent: Sent | None,
+    problem: Problem, rows: of_queries.Rows, grad: Tensor | None, wanted: tuple[bool, ...], sent: Sent | None
 ) -> Operands:
     """The gradients of a problem to its operands, but for the sinks; None where not wanted."""
     lowered, (query, key, value, weight, dense, relative, _) = problem.lowered, operands(problem)
