@@ -319,8 +319,7 @@ class Weights(LazyMatrix[ArrayT]):
         """The largest weights of one head, in a map of at most most × most cells; no other head is computed."""
         part = parse(pick, self.shape, self._sizes)
         problem = cut(self.problem, Region(part.batches[0], part.heads))
-        found: Tensor = stream(problem, self._engine(problem), (Pool(most),))[0]
-        return found[0, 0]
+        return cast(Tensor, stream(problem, self._engine(problem), (Pool(most),))[0][0, 0])
 
     def _repr_html_(self) -> str:
         """For notebooks: the text of `repr`, and small pictures of the first heads, up to 2²⁵ pairs."""

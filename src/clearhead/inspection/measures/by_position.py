@@ -57,4 +57,4 @@ class Distance(Measure):
     needs = ("placed",)
 
     def of(self, subject: Subject) -> Found:
-        return averaged(subject.own.distance, subject.uniform.distance, subject.counted)
+        return averaged(subject.own.find("distance"), subject.uniform.find("distance"), subject.counted)

@@ -22,7 +22,7 @@ class NormalisedEntropy(Measure):
     def of(self, subject: Subject) -> Found:
         most = subject.uniform.log_sum_exp
         choosing = subject.counted & (most > 0.5)  # log 2 = 0.69
-        share = subject.own.entropy / most.masked_fill(~choosing, 1.0)
+        share = subject.own.find("entropy") / most.masked_fill(~choosing, 1.0)
         return averaged(share, torch.ones_like(most), choosing, least=True)
 
 
@@ -37,8 +37,8 @@ class Sink(Measure):
     does = "gives one key much of its weight"
 
     def of(self, subject: Subject) -> Found:
-        received = subject.own.received.cpu().double()
-        uniform = subject.uniform.received.cpu().double().expand_as(received)
+        received = subject.own.find("received").cpu().double()
+        uniform = subject.uniform.find("received").cpu().double().expand_as(received)
         excess = received - uniform
         if subject.keys is not None:
             excess = excess.masked_fill(~subject.keys.cpu().unsqueeze(1), -torch.inf)
