@@ -133,7 +133,9 @@ def _block(part: Problem, region: Region, keys: int, scores: Scores, summary: Su
     if summary.rows:
         found["maximum"], found["log_sum"] = look.maximum, look.log_sum
     if summary.entropy:
-        expected = (look.shares * look.finite_scores).sum(-1)
+        # 0 for −∞: a weight of 0 times a score is then 0
+        finite = look.scores.masked_fill(look.scores.detach() == -torch.inf, 0.0) if look.may_be_empty else look.scores
+        expected = (look.shares * finite).sum(-1)
         found["entropy"] = (look.log_keys - expected).clamp(min=0.0).masked_fill(blind, 0.0)
     if summary.distance is not None:
         own = part_of_rows(summary.distance, region)
