@@ -1,20 +1,23 @@
-"""The lazy matrix of the weights."""
+"""The lazy matrix of the weights, and weights(), which makes it of a call."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar, cast, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import ArrayT, accumulated, check_float, to_tensor_float
+from clearhead._attention import Arguments, ScoreLike
+from clearhead.base.arrays import Array, ArrayT, Integers, accumulated, check_float, is_numpy, to_tensor_float
 from clearhead.base.contexts import without_autocast
 from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.keyword_hints import raise_unknown_keywords
 from clearhead.base.pictures import Side, Style, check_style, draw
-from clearhead.base.shapes import Sizes, refuse_fakes
+from clearhead.base.shapes import AlignLike, Sizes, refuse_fakes
 from clearhead.base.tensor_kind import is_on_host
+from clearhead.biases.base import BiasLike
 from clearhead.engines.base import Engine
 from clearhead.engines.choose import choose
 from clearhead.engines.operation import run
@@ -29,10 +32,13 @@ from clearhead.inspection.matrix import Index, LazyMatrix
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.inspection.reductions.by_query import Entropy, Output, TopK
 from clearhead.inspection.reductions.over_queries import Pool, Received
-from clearhead.inspection.source import DerivedSource, Source, shown
+from clearhead.inspection.source import DerivedSource, FromCall, Source, shown
 from clearhead.inspection.stream import stream
+from clearhead.masks.base import MaskLike
 from clearhead.problem.checked import checked, ours
 from clearhead.problem.guard import guard, zero_unseen
+from clearhead.problem.layout import arrange, is_arranged
+from clearhead.problem.lengths import apply_valid_lens
 from clearhead.problem.packing import operands, with_operands
 from clearhead.problem.partial import log_sum_exp, rows_of
 from clearhead.problem.problem import Problem
@@ -67,9 +73,9 @@ class Weights(LazyMatrix[ArrayT]):
 
     `w[index]` is a part as a tensor, and `w[:]` the whole, up to 256 MiB. Numbers for leading dimensions alone, such as
     `w[0]`, `w[0, 3]` and `w[:, 3]`, give a lazy matrix of these heads, with all that is here; `w[0, 3].dense()` is its
-    tensor. `sum`, `mean`, `max`, `min`, `amax`, `amin`,
-    `argmax` and `argmin` are those of `w[:]` in O(Lq + Lk) memory. Any other operator or function of PyTorch or NumPy,
-    such as `w * 2` or `torch.stack([w, w])`, is given `w[:]`; other methods of tensors are written `w[:].sort(-1)`.
+    tensor. `sum`, `mean`, `max`, `min`, `amax`, `amin`, `argmax` and `argmin` are those of `w[:]` in O(Lq + Lk) memory.
+    Any other operator or function of PyTorch or NumPy, such as `w * 2` or `torch.stack([w, w])`, is given `w[:]`; other
+    methods of tensors are written `w[:].sort(-1)`.
 
     Weights are float32, or float64 for float64 inputs; NumPy where the inputs were NumPy. `w[index]`, `scores`,
     `w @ value` and the reductions are differentiable (but for maxima of cells, and the keys of `topk`). It takes
@@ -246,8 +252,7 @@ class Weights(LazyMatrix[ArrayT]):
 
     def topk(self, k: int) -> tuple[ArrayT, ArrayT]:
         """The k largest weights of each query and their keys: (values, indices), each (..., Lq, k). See `TopK`."""
-        values, indices = self._reduced(TopK(k))[0]
-        return values, indices
+        return cast(tuple[ArrayT, ArrayT], self._reduced(TopK(k))[0])
 
     def entropy(self) -> ArrayT:
         """The entropy of each query's weights in nats, (..., Lq). See `Entropy`."""
@@ -349,3 +354,48 @@ class Weights(LazyMatrix[ArrayT]):
 def _rows(problem: Problem, engine: Engine) -> tuple[Tensor, Tensor]:
     """The log-sum-exp of each row in two numbers: see `Partial`."""
     return rows_of(summarised(problem, engine, Summary(rows=True)))
+
+
+def weights(
+    query: ArrayT,
+    key: ArrayT,
+    *value: Never,
+    score: ScoreLike = None,
+    mask: MaskLike = None,
+    valid_lens: Integers | None = None,
+    bias: BiasLike = None,
+    scale: float | None = None,
+    sinks: Array | None = None,
+    align: AlignLike = None,
+    layout: str = "BHLD",
+    engine: str | Engine | None = None,
+    **others: Never,
+) -> Weights[ArrayT]:
+    """The attention weights as a lazy matrix: nothing is computed until you look at a part or a summary of it.
+
+    >>> import torch, clearhead as ch
+    >>> w = ch.weights(torch.rand(1, 8, 4096, 64), torch.rand(1, 8, 4096, 64), mask=ch.Causal())
+    >>> w[0, 3, 1000].shape
+    torch.Size([4096])
+    >>> w[0, 3, 1000, 2000]
+    tensor(0.)
+
+    Formula: w_i = softmax over the allowed keys j of score(query_i, key_j); all 0 where nothing is allowed.
+    Arguments as for `attention`. Returns a `Weights` of shape (..., Lq, Lk), in any layout. Of nested tensors it is the
+    matrix of the packed row, (1, H, T, T'), where T and T' count the positions of all sequences.
+    Raises `ClearheadError`, `ShapeError` or `UnsupportedError` (`engine="sdpa"` does not show its weights).
+    Cost: that of the parts you look at; see `Weights`.
+    """
+    if value or "value" in others:
+        raise ClearheadError(
+            "weights takes query and key alone: the weights depend on no value. Pass weights(query, key), with "
+            "options as keywords; the output is attention(query, key, value)."
+        )
+    if others:
+        raise_unknown_keywords("weights", weights, others)
+    is_numpy(query=query, key=key)
+    mask, bias = apply_valid_lens(mask, valid_lens, bias)
+    if not is_arranged(query, key, layout):
+        query, key, _, mask, bias, align, _ = arrange(query, key, None, mask, bias, align, layout)
+    call = Arguments(query, key, None, score, mask, bias, scale, sinks, align, 0.0, engine)
+    return Weights(FromCall(call), engine)
