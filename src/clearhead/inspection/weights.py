@@ -104,7 +104,6 @@ class Weights(LazyMatrix[ArrayT]):
         return cast(Problem, self._known["problem"])
 
     def _with_value(self, value: Any) -> Problem:
-        """The source's problem with a value."""
         return self._checked(self._source.with_value(value), "with_value")
 
     def _checked(self, problem: Problem, method: str) -> Problem:
