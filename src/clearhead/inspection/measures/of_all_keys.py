@@ -1,4 +1,4 @@
-"""How far a head's weights are spread over the keys, and what share of them goes to one key."""
+"""How a head spreads its weights over all keys, how far these lie, and how long the values are that it weighs."""
 
 from __future__ import annotations
 
@@ -49,3 +49,46 @@ class Sink(Measure):
         key = key.squeeze(-1)
         peak = partial(Peak, own / each, even / each, torch.full_like(key, -1))
         return Found(own.sum(0) / count, even.sum(0) / count, count, key, peak, lambda: (own, each))
+
+
+class Distance(Measure):
+    says = "How far the head looks: the mean distance to the keys by their weights, in positions."
+    formula = "mean_i Σ_j w_ij |i − j|"
+    range = "0 to the length of the sequence"
+    source = "Vig and Belinkov 2019, Analyzing the Structure of Attention in a Transformer Language Model"
+    needs = ("placed",)
+
+    def of(self, subject: Subject) -> Found:
+        return averaged(subject.own.find("distance"), subject.uniform.find("distance"), subject.counted)
+
+
+class WeightedValueNorm(Measure):
+    says = (
+        "The length of the values by their weights, before the layer that writes the heads. With sinks the weights are "
+        "the model's own, which sum to less than 1."
+    )
+    formula = "mean_i Σ_j w_ij ‖v_j‖"
+    range = "0 to the length of the longest value"
+    source = "Kobayashi et al. 2020, Attention is Not Only a Weight, whose norm is the weighted transformed norm"
+    needs = ("value",)
+
+    def of(self, subject: Subject) -> Found:
+        return averaged(subject.moved("value"), subject.uniform.moved("value"), subject.counted)
+
+
+class WeightedTransformedNorm(Measure):
+    says = (
+        "How much the head writes: the length of the transformed values v W_O by their weights, W_O of the layer that "
+        "writes the heads. With sinks the weights are the model's own, which sum to less than 1."
+    )
+    formula = "mean_i Σ_j w_ij ‖v_j W_O‖"
+    range = "0 to the length of the longest transformed value"
+    source = "Kobayashi et al. 2020, Attention is Not Only a Weight: Analyzing Transformers with Vector Norms"
+    needs = ("transformed",)
+
+    def of(self, subject: Subject) -> Found:
+        return averaged(subject.moved("transformed"), subject.uniform.moved("transformed"), subject.counted)
+
+
+_NORMS = WeightedValueNorm(), WeightedTransformedNorm()
+OF_ALL_KEYS: tuple[Measure, ...] = (NormalisedEntropy(), Sink(), Distance(), *_NORMS)
