@@ -54,7 +54,7 @@ from clearhead.biases import BiasFunction as BiasFunction
 from clearhead.biases import DenseBias as DenseBias
 from clearhead.biases import RelativeBias as RelativeBias
 from clearhead.engines.native.bindings import warn_without_kernels as _warn_without_kernels
-from clearhead.inspection.weights_of_call import weights as weights
+from clearhead.inspection.weights import weights as weights
 from clearhead.masks import Causal as Causal
 from clearhead.masks import DenseMask as DenseMask
 from clearhead.masks import Documents as Documents

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import deepcopy
 from typing import Any, NamedTuple
 
 import torch
@@ -161,8 +160,12 @@ def _errors(
     want = near
     if dtype != torch.float64:
         wide = Inputs(*(t.double() for t in inputs))
-        beside = beside | {"bias": None if bias is None else deepcopy(bias).double()}
-        want = outputs_and_gradients(wide, deepcopy(score).double(), mask, "reference", **beside)
+        if bias is not None:
+            bias.double()
+        want = outputs_and_gradients(wide, score.double(), mask, "reference", **beside)
+        score.to(dtype)
+        if bias is not None:
+            bias.to(dtype)
     found: list[dict[str, Error]] = []
     for engine, got in zip(engines, results, strict=True):
         found.append({})

@@ -41,7 +41,7 @@ from clearhead.biases.bias_function import BiasFunction
 from clearhead.engines.base import Engine
 from clearhead.engines.choose import ENGINES
 from clearhead.engines.tiled import tiles
-from clearhead.inspection.weights_of_call import weights
+from clearhead.inspection.weights import weights
 from clearhead.masks.base import Mask, dense
 from clearhead.masks.dense import DenseMask
 from clearhead.masks.lengths import Lengths

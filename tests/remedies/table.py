@@ -551,11 +551,6 @@ CASES = [
         ("explanation['weights']", "(lambda explanation: @)(ch.explain(x[0], x[0], x[0]))", "soft(x[0], x[0])"),
     ),
     case(
-        "ch.weights(x.numpy(), x.numpy()) @ x",
-        ("torch.from_numpy(array)", "(lambda w: w.__matmul__(x))(ch.weights(@, x))", "plain(x, x, x)"),
-        setup="array = x.numpy()",
-    ),
-    case(
         "attention(x, x, x, sinks=torch.zeros(3))",
         ("(1,)", "attention(x, x, x, sinks=torch.zeros(@)).sum().isfinite()", "torch.tensor(True)"),
     ),

@@ -1,9 +1,6 @@
 """Messages with a remedy that no case provokes, each with its own reason."""
 
 UNTRIED = {
-    "The engine has gradients on CUDA alone, and here is the CPU alone; tests/test_flex.py raises it": [
-        "engines/flex/engine.py: FlexAttention has no gradient of a gradient: pass engine='tiled'.",
-    ],
     "It needs a CUDA device on which a graph is captured, and here is the CPU alone": [
         "engines/proof.py: it was not proved on this device yet, and a CUDA graph is captured: call once before the capture",
         "engines/triton/launch.py: the kernel {} was not compiled yet for a call of this kind (dtypes, widths, lengths, mask), and a CU",

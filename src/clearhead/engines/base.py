@@ -9,15 +9,18 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from clearhead.base.arrays import accumulated
 from clearhead.base.batched import Gradients, followed_back, views
 from clearhead.engines.tiled import tiles
-from clearhead.engines.tiled.statistics import in_blocks, summed_products
+from clearhead.engines.tiled.backward import add_sent
+from clearhead.engines.tiled.statistics import in_blocks
 from clearhead.problem import regions
 from clearhead.problem.guard import guard
 from clearhead.problem.packing import Operands, in_dtypes, operands, with_operands
 from clearhead.problem.partial import Partial, Rows, rows_of, sinks_gradient
 from clearhead.problem.problem import Problem
 from clearhead.problem.region import Region
+from clearhead.problem.regions import cut
 from clearhead.problem.summary import Found, Sent, Summary
 
 
@@ -126,8 +129,22 @@ class Engine(ABC):
         Ṗ_ij is Ȯ_i · V_j, for the `grad` of an output, plus the terms that statistics send back. `positive`: sum only
         the products above 0. The problem is guarded.
         """
-        every = list(self.walk(problem))
-        return summed_products(problem, every, self.scores, rows, grad, sent or Sent(), by_key, positive)
+        sizes, dtype = problem.sizes, accumulated(problem.query.dtype)
+        shape = sizes.batch, sizes.heads, sizes.keys if by_key else sizes.queries
+        found = rows.log_sum.new_zeros(shape, dtype=dtype)
+        for region in self.walk(problem):
+            at, part = region.sides[:3], cut(problem, region)
+            weights = tiles.weights_in(self.scores(part), *(row[at] for row in rows[:2]))
+            products = tiles.to_weights(None if grad is None else grad[at], part.value, weights)
+            add_sent(products, sent or Sent(), region)
+            products.mul_(weights).masked_fill_(weights == 0, 0.0)  # it would be 0 · ∞
+            if positive:
+                products.clamp_(min=0.0)
+            if by_key:
+                found[(*at[:2], region.keys)] += products.sum(2)
+            else:
+                found[at] += products.sum(-1)
+        return found
 
 
 def by_autograd(

@@ -29,18 +29,9 @@ from clearhead.engines.choose import choose
 from clearhead.engines.summarised import summarised
 from clearhead.engines.tiled import tiles
 from clearhead.engines.tiled.engine import PLAIN, Tiled
+from clearhead.problem import packing
 from clearhead.problem.checked import checked
-from clearhead.problem.packing import (
-    PACKED,
-    SCHEMA,
-    TENSORS,
-    Operands,
-    operands,
-    packed,
-    unpacked,
-    with_operands,
-    without_operands,
-)
+from clearhead.problem.packing import Operands, operands, packed, unpacked, with_operands, without_operands
 from clearhead.problem.partial import Partial
 from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Summary
@@ -167,7 +158,7 @@ def _operation(
 
 # A packed problem; then the engine that was asked for, which operands needed a gradient when the code was compiled, and
 # whether maximum and log_sum are wanted.
-ARGUMENTS = f"{SCHEMA}, str? engine, bool[] expected, bool rows"
+ARGUMENTS = f"{packing.SCHEMA}, str? engine, bool[] expected, bool rows"
 
 
 @torch.library.custom_op("clearhead::attend", mutates_args=(), schema=f"({ARGUMENTS}) -> (Tensor, Tensor, Tensor)")
@@ -208,7 +199,7 @@ def attend_backward(
     """The gradients of the operands, each empty where it is not wanted."""
     expected, rows, wanted = arguments[-3:]
     known = any(expected)
-    in_memory_still((grad, to_log_sum, output, maximum, log_sum, *arguments[:TENSORS]))
+    in_memory_still((grad, to_log_sum, output, maximum, log_sum, *arguments[: packing.TENSORS]))
     problem, chosen = _chosen(arguments[:-1], expected if known else wanted)
     if 0 in problem.sizes.shape:
         found = tuple(None if t is None else torch.zeros_like(t) for t in operands(problem))
@@ -238,8 +229,8 @@ def room_for_gradients(grad: Tensor, tensors: Sequence[Tensor | None], wanted: S
 
 def save(ctx, inputs, output):  # type: ignore[no-untyped-def]
     """Save the results of an operation on a packed problem, and its arguments, for the backward pass."""
-    ctx.save_for_backward(*output, *inputs[:TENSORS])
-    ctx.options = inputs[TENSORS:]
+    ctx.save_for_backward(*output, *inputs[: packing.TENSORS])
+    ctx.options = inputs[packing.TENSORS :]
 
 
 def _backward(ctx, grad, _, to_log_sum):  # type: ignore[no-untyped-def]
@@ -253,8 +244,8 @@ attend.register_autograd(_backward, setup_context=save)
 
 def _chosen(arguments: Sequence[Any], needs: list[bool]) -> tuple[Problem, Engine]:
     """The packed problem of these arguments, and the engine that eager code would choose for it."""
-    *numbers, engine, _, rows = arguments[TENSORS:]
-    problem = unpacked(arguments[:TENSORS], tuple(numbers), needs)  # its mask is checked there
-    problem = checked(problem._replace(visible=None), PACKED)._replace(visible=problem.visible)._refresh_mode()
+    *numbers, engine, _, rows = arguments[packing.TENSORS :]
+    problem = unpacked(arguments[: packing.TENSORS], tuple(numbers), needs)  # its mask is checked there
+    problem = checked(problem._replace(visible=None), packing.PACKED)._replace(visible=problem.visible)._refresh_mode()
     with torch.set_grad_enabled(any(needs)):
         return problem, choose(problem, engine, rows)

@@ -98,7 +98,7 @@ def parse(index: Any, shape: torch.Size, sizes: Sizes) -> Part:
     chosen = None
     sequences = slice(rows[0], rows[-1] + 1, rows[1] - rows[0] if len(rows) > 1 else 1) if rows else slice(0, 0)
     # numbers in the midst of three leading dimensions may choose sequences that are no slice
-    if _chooses_heads(items) and [*range(rows[-1] + 1)[sequences]] == rows if rows else _chooses_heads(items):
+    if _chooses_heads(items) and (not rows or [*range(rows[-1] + 1)[sequences]] == rows):
         last = sizes.has_heads and isinstance(items[-3], slice)
         chosen = Heads(sequences, heads, tuple(result[:-2]), last)
     return Part(batches or [slice(0, 0)], heads, queries, keys, whole, tuple(result), chosen)

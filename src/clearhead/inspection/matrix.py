@@ -20,14 +20,8 @@ from clearhead.base.numbers import check_count, check_flag
 from clearhead.base.shapes import Sizes
 from clearhead.base.text import brief, said
 from clearhead.base.torch_private import tree_map_only
-from clearhead.inspection._dense import (
-    METHODS,
-    NAMES,
-    accept_numpy_names,
-    make_array_method,
-    make_dense_method,
-    with_first_rows,
-)
+from clearhead.inspection import _dense
+from clearhead.inspection._dense import accept_numpy_names, make_array_method, make_dense_method
 from clearhead.inspection.by_blocks import NUMBERS, extreme, extreme_places, filled, summed
 from clearhead.inspection.index import DENSE_BYTES, Heads, Part, parse
 
@@ -315,8 +309,7 @@ class LazyMatrix(ABC, Generic[ArrayT]):
             )
         return float(self.dense().item())
 
-    def __float__(self) -> float:
-        return self.item()
+    __float__ = item
 
     def __int__(self) -> int:
         return int(self.item())
@@ -350,10 +343,10 @@ class LazyMatrix(ABC, Generic[ArrayT]):
         first, *others = args or (None,)
         if function is Tensor.matmul and isinstance(first, Tensor) and get_mode().compiled:
             raise UnsupportedError("PyTorch's compiler swaps the sides of w @ value: write torch.matmul(w, value).")
-        named = METHODS.get(function)
+        named = _dense.METHODS.get(function)
         # torch.max(a, b) compares two
         pairwise = named != "__matmul__" and any(isinstance(other, Tensor | LazyMatrix) for other in others)
-        if named and isinstance(first, LazyMatrix) and not pairwise and kwargs.keys() <= NAMES:
+        if named and isinstance(first, LazyMatrix) and not pairwise and kwargs.keys() <= _dense.NAMES:
             return getattr(first, named)(*others, **kwargs)
         if isinstance(kwargs.get("out"), LazyMatrix) or (isinstance(first, LazyMatrix) and _writes(function)):
             raise UnsupportedError(f"a lazy matrix is read-only ({function.__name__}): write to a copy, w.dense().")
@@ -387,4 +380,4 @@ class LazyMatrix(ABC, Generic[ArrayT]):
         except Exception as error:  # its tensors were written to, or a part of the user raises
             reason = str(error).partition("\n")[0]
             return f"{type(self).__name__}({tuple(self.shape)}, {self.dtype}, not to be computed: {reason})"
-        return with_first_rows(head, self.shape, self.__getitem__)
+        return _dense.with_first_rows(head, self.shape, self.__getitem__)

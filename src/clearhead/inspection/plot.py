@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -74,8 +74,7 @@ def hidden(problem: Problem, weights: Any, pick: Pick, cell: tuple[int, int]) ->
     place = part.batches[0].start, part.heads.start
     sizes = problem.sizes
     share = shares(lambda rows: allowed(problem, *place, rows), sizes.queries, sizes.keys, cell)
-    found: Array = share == 0
-    return found
+    return cast(Array, share == 0)
 
 
 def allowed(problem: Problem, batch: int, head: int, rows: slice) -> Tensor:

@@ -1,20 +1,23 @@
-"""The lazy matrix of the weights."""
+"""The lazy matrix of the weights, and weights(), which makes it of a call."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar, cast, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import ArrayT, accumulated, check_float, to_tensor_float
+from clearhead._attention import Arguments, ScoreLike
+from clearhead.base.arrays import Array, ArrayT, Integers, accumulated, check_float, is_numpy, to_tensor_float
 from clearhead.base.contexts import without_autocast
 from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.keyword_hints import raise_unknown_keywords
 from clearhead.base.pictures import Side, Style, check_style, draw
-from clearhead.base.shapes import Sizes, refuse_fakes
+from clearhead.base.shapes import AlignLike, Sizes, refuse_fakes
 from clearhead.base.tensor_kind import is_on_host
+from clearhead.biases.base import BiasLike
 from clearhead.engines.base import Engine
 from clearhead.engines.choose import choose
 from clearhead.engines.operation import run
@@ -29,10 +32,13 @@ from clearhead.inspection.matrix import Index, LazyMatrix
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.inspection.reductions.by_query import Entropy, Output, TopK
 from clearhead.inspection.reductions.over_queries import Pool, Received
-from clearhead.inspection.source import DerivedSource, Source, shown
+from clearhead.inspection.source import DerivedSource, FromCall, Source, shown
 from clearhead.inspection.stream import stream
+from clearhead.masks.base import MaskLike
 from clearhead.problem.checked import checked, ours
 from clearhead.problem.guard import guard, zero_unseen
+from clearhead.problem.layout import arrange, is_arranged
+from clearhead.problem.lengths import apply_valid_lens
 from clearhead.problem.packing import operands, with_operands
 from clearhead.problem.partial import log_sum_exp, rows_of
 from clearhead.problem.problem import Problem
@@ -67,9 +73,9 @@ class Weights(LazyMatrix[ArrayT]):
 
     `w[index]` is a part as a tensor, and `w[:]` the whole, up to 256 MiB. Numbers for leading dimensions alone, such as
     `w[0]`, `w[0, 3]` and `w[:, 3]`, give a lazy matrix of these heads, with all that is here; `w[0, 3].dense()` is its
-    tensor. `sum`, `mean`, `max`, `min`, `amax`, `amin`,
-    `argmax` and `argmin` are those of `w[:]` in O(Lq + Lk) memory. Any other operator or function of PyTorch or NumPy,
-    such as `w * 2` or `torch.stack([w, w])`, is given `w[:]`; other methods of tensors are written `w[:].sort(-1)`.
+    tensor. `sum`, `mean`, `max`, `min`, `amax`, `amin`, `argmax` and `argmin` are those of `w[:]` in O(Lq + Lk) memory.
+    Any other operator or function of PyTorch or NumPy, such as `w * 2` or `torch.stack([w, w])`, is given `w[:]`; other
+    methods of tensors are written `w[:].sort(-1)`.
 
     Weights are float32, or float64 for float64 inputs; NumPy where the inputs were NumPy. `w[index]`, `scores`,
     `w @ value` and the reductions are differentiable (but for maxima of cells, and the keys of `topk`). It takes
@@ -98,7 +104,6 @@ class Weights(LazyMatrix[ArrayT]):
         return cast(Problem, self._known["problem"])
 
     def _with_value(self, value: Any) -> Problem:
-        """The source's problem with a value."""
         return self._checked(self._source.with_value(value), "with_value")
 
     def _checked(self, problem: Problem, method: str) -> Problem:
@@ -229,7 +234,6 @@ class Weights(LazyMatrix[ArrayT]):
         if len(outputs) > 1:
             raise ClearheadError("reduce takes one Output(value); join the values along their last dimension.")
         if outputs:
-            self._check_kind(value=outputs[0].value)
             problem = self._with_value(outputs[0].value)._refresh_mode()
             if problem.sizes.shown != self._sizes.shown and len(reductions) > 1:
                 raise ShapeError(
@@ -247,8 +251,7 @@ class Weights(LazyMatrix[ArrayT]):
 
     def topk(self, k: int) -> tuple[ArrayT, ArrayT]:
         """The k largest weights of each query and their keys: (values, indices), each (..., Lq, k). See `TopK`."""
-        values, indices = self._reduced(TopK(k))[0]
-        return values, indices
+        return cast(tuple[ArrayT, ArrayT], self._reduced(TopK(k))[0])
 
     def entropy(self) -> ArrayT:
         """The entropy of each query's weights in nats, (..., Lq). See `Entropy`."""
@@ -268,7 +271,6 @@ class Weights(LazyMatrix[ArrayT]):
         `value`: (..., Lk, Ev), as for `attention`; `grad`: ∂L/∂O, of the output's shape (..., Lq, Ev). See
         `WeightGradients`. Raises a `ShapeError` where the two do not fit. Cost: one pass over the allowed pairs.
         """
-        self._check_kind(value=value, grad=grad)
         value, grad = (t.copy() if isinstance(t, np.ndarray) else t for t in (value, grad))
         problem: Problem = self._with_value(value)
         sizes: Sizes = problem.sizes
@@ -321,8 +323,7 @@ class Weights(LazyMatrix[ArrayT]):
         """The largest weights of one head, in a map of at most most × most cells; no other head is computed."""
         part = parse(pick, self.shape, self._sizes)
         problem = cut(self.problem, Region(part.batches[0], part.heads))
-        found: Tensor = stream(problem, self._engine(problem), (Pool(most),))[0]
-        return found[0, 0]
+        return cast(Tensor, stream(problem, self._engine(problem), (Pool(most),))[0][0, 0])
 
     def _repr_html_(self) -> str:
         """For notebooks: the text of `repr`, and small pictures of the first heads, up to 2²⁵ pairs."""
@@ -337,21 +338,10 @@ class Weights(LazyMatrix[ArrayT]):
 
     def _times(self, value: ArrayT) -> ArrayT:
         """The attention output for a value (..., Lk, Ev)."""
-        self._check_kind(value=value)
         problem = self._with_value(value)
         with without_autocast(problem.sizes.device):
             output: Any = problem.sizes.restore(run(problem, choose(problem, self._asked), self._asked))
         return cast(ArrayT, output.detach().numpy() if self._source.numpy else output)
-
-    def _check_kind(self, **given: Any) -> None:
-        """Raise where tensors meet weights of arrays, or arrays meet weights of tensors."""
-        kind, numpy = ("a tensor", "a NumPy array"), self._source.numpy
-        for name, value in given.items():
-            if isinstance(value, np.ndarray) != numpy and isinstance(value, np.ndarray | Tensor):
-                raise ClearheadError(
-                    f"{name} is {kind[not numpy]}, and query and key were {kind[numpy]}: pass both as tensors, "
-                    "torch.from_numpy(array), or both as arrays."
-                )
 
     def _out(self, tensor: Any, of_value: bool = False) -> ArrayT:
         """A result; `of_value`: it depends on a value, whose gradient it keeps."""
@@ -363,3 +353,48 @@ class Weights(LazyMatrix[ArrayT]):
 def _rows(problem: Problem, engine: Engine) -> tuple[Tensor, Tensor]:
     """The log-sum-exp of each row in two numbers: see `Partial`."""
     return rows_of(summarised(problem, engine, Summary(rows=True)))
+
+
+def weights(
+    query: ArrayT,
+    key: ArrayT,
+    *value: Never,
+    score: ScoreLike = None,
+    mask: MaskLike = None,
+    valid_lens: Integers | None = None,
+    bias: BiasLike = None,
+    scale: float | None = None,
+    sinks: Array | None = None,
+    align: AlignLike = None,
+    layout: str = "BHLD",
+    engine: str | Engine | None = None,
+    **others: Never,
+) -> Weights[ArrayT]:
+    """The attention weights as a lazy matrix: nothing is computed until you look at a part or a summary of it.
+
+    >>> import torch, clearhead as ch
+    >>> w = ch.weights(torch.rand(1, 8, 4096, 64), torch.rand(1, 8, 4096, 64), mask=ch.Causal())
+    >>> w[0, 3, 1000].shape
+    torch.Size([4096])
+    >>> w[0, 3, 1000, 2000]
+    tensor(0.)
+
+    Formula: w_i = softmax over the allowed keys j of score(query_i, key_j); all 0 where nothing is allowed.
+    Arguments as for `attention`. Returns a `Weights` of shape (..., Lq, Lk), in any layout. Of nested tensors it is the
+    matrix of the packed row, (1, H, T, T'), where T and T' count the positions of all sequences.
+    Raises `ClearheadError`, `ShapeError` or `UnsupportedError` (`engine="sdpa"` does not show its weights).
+    Cost: that of the parts you look at; see `Weights`.
+    """
+    if value or "value" in others:
+        raise ClearheadError(
+            "weights takes query and key alone: the weights depend on no value. Pass weights(query, key), with "
+            "options as keywords; the output is attention(query, key, value)."
+        )
+    if others:
+        raise_unknown_keywords("weights", weights, others)
+    is_numpy(query=query, key=key)
+    mask, bias = apply_valid_lens(mask, valid_lens, bias)
+    if not is_arranged(query, key, layout):
+        query, key, _, mask, bias, align, _ = arrange(query, key, None, mask, bias, align, layout)
+    call = Arguments(query, key, None, score, mask, bias, scale, sinks, align, 0.0, engine)
+    return Weights(FromCall(call), engine)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated
-from clearhead.base.errors import UnsupportedError
 from clearhead.base.rules import by_pair
 from clearhead.base.shapes import copy_shared_rows
 from clearhead.base.tensor_kind import has_no_values, has_own_dispatch, is_readable
@@ -141,8 +139,6 @@ class Flex(Engine):
         sinks = tiles.sinks(problem)
         numbers = kernel.Numbers(lowered.scale, lowered.softcap, rows or sinks is not None)
         output, log_sum_exp = kernel.attend(query, key, value, blocks, parts, numbers)
-        if output.requires_grad and not problem.mode.compiled:
-            output, log_sum_exp = _Once.apply(output, log_sum_exp)  # type: ignore[no-untyped-call]
         output = output[..., :width]
         if log_sum_exp is None:
             return Partial(output)
@@ -170,20 +166,6 @@ class Flex(Engine):
         count = int((blocks.partial[0].sum() + blocks.full[0].sum()).item())
         copies = pairs // (math.prod(blocks.partial[0].shape[:2]) * math.prod(problem.sizes.shape[2:]))
         return Cost(min(pairs, count * BLOCK**2 * copies), sum(t.nbytes for t in kept))
-
-
-class _Once(torch.autograd.Function):
-    """The same tensors, whose gradients have no gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-        return tuple(t if t is None else t.view_as(t) for t in tensors)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
-        if torch.is_grad_enabled():
-            raise UnsupportedError("FlexAttention has no gradient of a gradient: pass engine='tiled'.")
-        return grads
 
 
 def _lowered(problem: Problem) -> Pairwise | None:

@@ -78,9 +78,8 @@ class Native(Engine):
         mode = problem.mode
         if mode.operations_only:
             found.append("torch.func and forward mode look into PyTorch's own operations only")
-        elif mode.compiled:
-            pass  # the operation that the compiler calls checks its inputs
-        elif mode.traced or not _is_in_host_memory(problem):
+        # the operation that the compiler calls checks its inputs
+        elif not mode.compiled and (mode.traced or not _is_in_host_memory(problem)):
             found.append("the kernels read memory, and an input is no plain tensor in the host's memory")
         return found
 

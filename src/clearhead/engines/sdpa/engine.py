@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -208,8 +209,7 @@ def _run_piece(
 
     if again:  # else the backward would hold every piece's mask tile
         draws = problem.calls_functions  # functions may draw random numbers
-        out: Tensor = checkpoint(masked, query, key, value, use_reentrant=False, preserve_rng_state=draws)
-        return out
+        return cast(Tensor, checkpoint(masked, query, key, value, use_reentrant=False, preserve_rng_state=draws))
     return masked(query, key, value)
 
 

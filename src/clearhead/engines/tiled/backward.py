@@ -49,13 +49,7 @@ def find_seen(problem: Problem, every: Iterable[Region]) -> Iterator[Region]:
 
 
 def _add(
-    problem: Problem,
-    region: Region,
-    sums: Operands,
-    rows: Rows,
-    grad: Tensor | None,
-    whole: Problem,
-    sent: Sent,
+    problem: Problem, region: Region, sums: Operands, rows: Rows, grad: Tensor | None, whole: Problem, sent: Sent
 ) -> None:
     """Add the gradients of a part, which is this region of the whole, to the sums."""
     lowered = problem.lowered

@@ -72,13 +72,6 @@ class Look:
         """The place of the block's first query, and of its first key."""
         return self.region.queries.start or 0, self.start
 
-    @property
-    def finite_scores(self) -> Tensor:
-        """The scores, with 0 for −∞: a weight of 0 times a score is then 0."""
-        if not self.may_be_empty:
-            return self.scores
-        return self.scores.masked_fill(self.scores.detach() == -torch.inf, 0.0)
-
     def peaks(self, chunk: int) -> Tensor:
         """The largest score of each `chunk` keys, counted from the block's first: (b, h, q, chunks)."""
         if chunk not in self._peaks:

@@ -12,15 +12,14 @@ from torch import Tensor
 from clearhead.base.arrays import accumulated
 from clearhead.base.tensor_kind import is_writable
 from clearhead.engines.tiled import tiles
-from clearhead.engines.tiled.backward import add_sent, part_of_rows
+from clearhead.engines.tiled.backward import part_of_rows
 from clearhead.engines.tiled.blocks import checkpointed
 from clearhead.engines.tiled.look import PEAK, Look, chunks
 from clearhead.problem import regions
-from clearhead.problem.partial import Rows
 from clearhead.problem.problem import Problem
 from clearhead.problem.region import Region
 from clearhead.problem.regions import cut
-from clearhead.problem.summary import KEYS, Found, Sent, Summary
+from clearhead.problem.summary import KEYS, Found, Summary
 
 Scores = Callable[[Problem], Tensor]
 
@@ -106,35 +105,6 @@ def _joined_to(problem: Problem, found: Found) -> Found:
     return found._replace(**joined)  # type: ignore[arg-type]
 
 
-def summed_products(
-    problem: Problem,
-    every: list[Region],
-    scores: Scores,
-    rows: Rows,
-    grad: Tensor | None,
-    sent: Sent,
-    by_key: bool,
-    positive: bool,
-) -> Tensor:
-    """Σ_j or Σ_i of w_ij Ṗ_ij over the regions of a guarded problem: see `Engine.contributions`."""
-    sizes, new = problem.sizes, rows.log_sum.new_zeros
-    dtype = accumulated(problem.query.dtype)
-    found = new((sizes.batch, sizes.heads, sizes.keys if by_key else sizes.queries), dtype=dtype)
-    for region in every:
-        at, part = region.sides[:3], cut(problem, region)
-        weights = tiles.weights_in(scores(part), *(row[at] for row in rows[:2]))
-        products = tiles.to_weights(None if grad is None else grad[at], part.value, weights)
-        add_sent(products, sent, region)
-        products.mul_(weights).masked_fill_(weights == 0, 0.0)  # it would be 0 · ∞
-        if positive:
-            products.clamp_(min=0.0)
-        if by_key:
-            found[(*at[:2], region.keys)] += products.sum(2)
-        else:
-            found[at] += products.sum(-1)
-    return found
-
-
 def looks(problem: Problem, every: list[Region], scores: Scores) -> Iterator[Look]:
     """The blocks of a guarded problem, in turn."""
     for region in every:
@@ -163,7 +133,9 @@ def _block(part: Problem, region: Region, keys: int, scores: Scores, summary: Su
     if summary.rows:
         found["maximum"], found["log_sum"] = look.maximum, look.log_sum
     if summary.entropy:
-        expected = (look.shares * look.finite_scores).sum(-1)
+        # 0 for −∞: a weight of 0 times a score is then 0
+        finite = look.scores.masked_fill(look.scores.detach() == -torch.inf, 0.0) if look.may_be_empty else look.scores
+        expected = (look.shares * finite).sum(-1)
         found["entropy"] = (look.log_keys - expected).clamp(min=0.0).masked_fill(blind, 0.0)
     if summary.distance is not None:
         own = part_of_rows(summary.distance, region)

@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Iterator
 from functools import partial
 from types import ModuleType
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -102,16 +103,13 @@ class Triton(Engine):
 
     def forward(self, problem: Problem, rows: bool = False) -> Partial:
         with torch.no_grad():
-            found: Partial = _launch().output(folded(problem), rows)
-        return found
+            return cast(Partial, _launch().output(folded(problem), rows))
 
     def backward(
         self, problem: Problem, rows: Rows, grad: Tensor | None, wanted: tuple[bool, ...], sent: Sent | None = None
     ) -> Operands:
-        found: Operands
         if folded(problem) is problem:
-            found = _launch().gradients(problem, rows, grad, wanted, sent)
-            return found
+            return cast(Operands, _launch().gradients(problem, rows, grad, wanted, sent))
         problem = guard(problem)  # the weight's gradient reads the query itself
         found = _launch().gradients(folded(problem), rows, grad, (True, *wanted[1:]), sent)
         return unfolded(found, problem, wanted[3])

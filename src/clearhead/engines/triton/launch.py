@@ -16,18 +16,10 @@ from clearhead.base.mode import is_capturing_graph
 from clearhead.base.tensor_kind import has_no_values
 from clearhead.engines.tiled.backward import add_along
 from clearhead.engines.tiled.tiles import new_sum
+from clearhead.engines.triton import kernel_inputs
 from clearhead.engines.triton.blocks import PROGRAMS, SHARED, SPLIT, Blocks, blocks_for, power
 from clearhead.engines.triton.given import Given, Parts, Ranges, Rows, Side, View, view, viewed
 from clearhead.engines.triton.groups import grouped
-from clearhead.engines.triton.kernel_inputs import (
-    apply_factors,
-    fill_up_keys,
-    make_shape,
-    read_dropout,
-    read_sent,
-    read_sinks,
-    read_spans,
-)
 from clearhead.engines.triton.kernels import backward as back
 from clearhead.engines.triton.kernels import decode, forward, lay, poison, summarise
 from clearhead.engines.triton.ranges import ranges
@@ -91,10 +83,6 @@ def _new(tensor: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Ten
     return tensor.new_empty(shape, dtype=dtype)
 
 
-def _zeros(tensor: Tensor, *shape: int) -> Tensor:
-    return tensor.new_zeros(shape, dtype=torch.float32)
-
-
 def given(problem: Problem, blocks: Blocks, top: int = 0) -> Given:
     """A problem in normal form, whose dot product has no weight, as the kernels read it."""
     lowered, value = problem.lowered, problem.value
@@ -119,20 +107,21 @@ def given(problem: Problem, blocks: Blocks, top: int = 0) -> Given:
     parts = 1 if tiles is None else tiles.shape[3]
     widths = power(width), power(values or 1), power(top or 1, 1)
     products = 3 if torch.get_float32_matmul_precision() == "highest" else 1
-    shape = make_shape(NUMBERS[lowered.phi], blocks.queries, blocks.keys, parts, *widths, products, backend())
+    constants = parts, *widths, products, backend()
+    shape = kernel_inputs.make_shape(NUMBERS[lowered.phi], blocks.queries, blocks.keys, *constants)
     return Given(
         query,
         key,
         view(value),
         weight,
         sums,
-        read_spans(problem),
+        kernel_inputs.read_spans(problem),
         None if tiles is None else Ranges(viewed(tiles, batch, heads)),
         None if added is None else view(added.dense, batch, heads, queries, keys),
         None if added is None or added.relative is None else view(added.relative, batch, heads, queries + keys - 1),
         problem.sinks,
         0 if problem.sinks is None else problem.sinks.stride(0),
-        read_dropout(problem),
+        kernel_inputs.read_dropout(problem),
         problem.groups,
         width,
         wide,
@@ -155,7 +144,7 @@ def _sides(problem: Problem) -> tuple[Side, Side]:
         return query._replace(poison=viewed(of_query)), key._replace(poison=viewed(of_key))
     batch, width = lowered.query.shape[0], lowered.query.shape[-1]
     rows = [batch * side.heads * side.length for side in (query, key)]
-    found = _zeros(lowered.query, rows[0] + rows[1] + 1)
+    found = lowered.query.new_zeros(rows[0] + rows[1] + 1, dtype=torch.float32)
     odd = found.narrow(0, rows[0] + rows[1], 1)
     query = query._replace(poison=View(found, query.heads * query.length, query.length, 1), odd=odd)
     of_queries = batch * query.heads * -(-query.length // CHECKED)
@@ -170,7 +159,7 @@ def _sides(problem: Problem) -> tuple[Side, Side]:
         query,
         key,
         view(value) if masked else None,
-        read_spans(problem) if PHIS[lowered.phi].triton.overflow else None,
+        kernel_inputs.read_spans(problem) if PHIS[lowered.phi].triton.overflow else None,
         width,
         0 if value is None else value.shape[-1],
         of_queries,
@@ -224,7 +213,8 @@ def output(problem: Problem, rows: bool) -> Partial:
             ends = (_new(value, shares, *lead) for _ in range(2))
             parts = Parts(_new(value, shares, *lead, value.shape[-1]), *ends)  # type: ignore[arg-type]
             start(forward.forward_kernel, (programs, shares), read, parts, warps=blocks.warps, SPLITS=shares)
-            whole = read._replace(**read_sinks(problem), query=read.query._replace(heads=lead[1], length=lead[2]))
+            query = read.query._replace(heads=lead[1], length=lead[2])
+            whole = read._replace(**kernel_inputs.read_sinks(problem), query=query)
             start(decode.join_kernel, (math.prod(lead),), whole, parts, found, SPLITS=shares, SHARES=power(shares, 1))
     return Partial(found.output, maximum, log_sum)  # type: ignore[arg-type]
 
@@ -256,7 +246,7 @@ def statistics(problem: Problem, summary: Summary) -> Found:
         programs = (_programs(problem, blocks.queries), 1)
         start(forward.forward_kernel, programs, read, parts, warps=blocks.warps, SPLITS=1)
         if summary.top:
-            found["indices"] = fill_up_keys(found["indices"], sizes.keys)
+            found["indices"] = kernel_inputs.fill_up_keys(found["indices"], sizes.keys)
         if rows:
             known = Rows(viewed(found["maximum"]), viewed(found["log_sum"]))
             factors = None if summary.factors is None else viewed(summary.factors.float(), *lead)
@@ -290,11 +280,7 @@ def _of_keys(
 
 
 def gradients(
-    problem: Problem,
-    rows: of_queries.Rows,
-    grad: Tensor | None,
-    wanted: tuple[bool, ...],
-    sent: Sent | None,
+    problem: Problem, rows: of_queries.Rows, grad: Tensor | None, wanted: tuple[bool, ...], sent: Sent | None
 ) -> Operands:
     """The gradients of a problem to its operands, but for the sinks; None where not wanted."""
     lowered, (query, key, value, weight, dense, relative, _) = problem.lowered, operands(problem)
@@ -302,7 +288,7 @@ def gradients(
     found = Operands(None, None, None)
     with on(query):
         sent_back = None if grad is None or value is None else viewed(grad)
-        beside = read_sent(sent, rows, problem.sizes.shape[:3])
+        beside = kernel_inputs.read_sent(sent, rows, problem.sizes.shape[:3])
         known = None if beside is not None else Rows(*(viewed(row.float()) for row in rows))
         blocks = _blocks(problem, "backward" if beside is None else "backward of statistics")
         read = given(problem, blocks)
@@ -314,7 +300,7 @@ def gradients(
                 of_each = torch.zeros_like(to)
             programs = (_programs(problem, blocks.queries),)
             start(back.to_query_kernel, programs, *arguments, to, of_each, warps=blocks.warps)
-            found = found._replace(query=apply_factors(to, query, lowered) if wanted[0] else None)
+            found = found._replace(query=kernel_inputs.apply_factors(to, query, lowered) if wanted[0] else None)
             if of_each is not None:
                 found = found._replace(weight=of_each.sum((0, 2))[: read.width] * lowered.scale)
         if wanted[1] or (wanted[2] and sent_back is not None):
@@ -322,7 +308,7 @@ def gradients(
             to_value = None if sent_back is None or value is None else _new(query, *value.shape)
             programs = (key.shape[0] * key.shape[1] * -(-key.shape[2] // blocks.keys),)
             start(back.to_key_kernel, programs, *arguments, to, to_value, warps=blocks.warps)
-            of_key = apply_factors(to, key, lowered) if wanted[1] else None
+            of_key = kernel_inputs.apply_factors(to, key, lowered) if wanted[1] else None
             found = found._replace(key=of_key, value=to_value if wanted[2] else None)
         if (dense is not None and wanted[4]) or (relative is not None and wanted[5]):
             found = _of_bias(problem, blocks, arguments, wanted, found)

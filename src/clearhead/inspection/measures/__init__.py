@@ -2,23 +2,9 @@
 
 from clearhead.inspection.measures.base import Found as Found
 from clearhead.inspection.measures.base import Measure as Measure
-from clearhead.inspection.measures.by_position import Distance, First, Itself, Next, Previous
-from clearhead.inspection.measures.by_token import Induction, SameWord
-from clearhead.inspection.measures.norms import WeightedTransformedNorm, WeightedValueNorm
-from clearhead.inspection.measures.spread import NormalisedEntropy, Sink
+from clearhead.inspection.measures.of_all_keys import OF_ALL_KEYS
+from clearhead.inspection.measures.on_some_keys import ON_SOME_KEYS
 from clearhead.inspection.measures.subject import Subject as Subject
 
 # Where two measures mean the same, as for a sink that is the first token, the earlier one names the head.
-MEASURES: tuple[Measure, ...] = (
-    Previous(),
-    Next(),
-    Itself(),
-    First(),
-    SameWord(),
-    Induction(),
-    NormalisedEntropy(),
-    Sink(),
-    Distance(),
-    WeightedValueNorm(),
-    WeightedTransformedNorm(),
-)
+MEASURES: tuple[Measure, ...] = (*ON_SOME_KEYS, *OF_ALL_KEYS)

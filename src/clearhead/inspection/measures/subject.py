@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 from types import MappingProxyType
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -69,24 +70,16 @@ class Attention:
         summary = summary._replace(factors=self._factor)
         return _summarised(problem, summary)
 
-    @property
-    def entropy(self) -> Tensor:
-        """The entropy in nats, (B, H, Lq)."""
-        return _known(self._found.entropy)
-
-    @property
-    def received(self) -> Tensor:
-        """The weight that each key receives from all queries, (B, H, Lk)."""
-        return _known(self._found.received)
-
-    @property
-    def distance(self) -> Tensor:
-        """The mean distance to the keys, in positions, (B, H, Lq)."""
-        return _known(self._found.distance)
+    def find(self, name: Literal["entropy", "received", "distance", "output"]) -> Tensor:
+        """A statistic by its name in `Found`: the entropy in nats, the mean distance in positions, (B, H, Lq), or the
+        weight that each key receives from all queries, (B, H, Lk)."""
+        found: Tensor | None = getattr(self._found, name)
+        assert found is not None
+        return found
 
     def moved(self, name: str) -> Tensor:
         """Σ_j w_ij norms_j, (B, H, Lq); where one head's weights stand for all, of each head of the norms."""
-        found = of_value(_known(self._found.output), len(self.norms))[..., list(self.norms).index(name)]
+        found = of_value(self.find("output"), len(self.norms))[..., list(self.norms).index(name)]
         return self._multiplied(found)
 
     @cached_property
@@ -125,11 +118,6 @@ class Attention:
 def _summarised(problem: Problem, summary: Summary) -> Found:
     with without_autocast(problem.sizes.device):
         return summarised(problem, choose(problem._replace(value=None), None), summary)
-
-
-def _known(found: Tensor | None) -> Tensor:
-    assert found is not None
-    return found
 
 
 def positions(problem: Problem) -> Tensor:

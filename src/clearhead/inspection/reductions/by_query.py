@@ -229,20 +229,17 @@ class Mass(Reduction):
 
     def _members(self, problem: Problem) -> Tensor:
         """(B or 1, Lk, G): 1 where a key belongs to a group."""
-        sizes = problem.sizes
-        groups, keys = placed(self._as_tensor(), sizes.device, "Mass: groups"), sizes.keys
-        shape = tuple(groups.shape)
-        if groups.dtype == torch.bool:
-            if len(shape) != 2 or shape[1] != keys:
-                raise ShapeError(f"Mass: groups is bool {shape}; expected (groups, Lk) with Lk = {keys}.")
-            return groups.to(problem.key.dtype).T.unsqueeze(0)
-        if groups.is_floating_point() or groups.is_complex():
-            raise ClearheadError(f"Mass: groups is {groups.dtype} {shape}; expected integers, or bool (groups, Lk).")
-        if len(shape) not in (1, 2) or shape[-1] != keys or (len(shape) == 2 and shape[0] not in (1, sizes.batch)):
+        sizes, keys = problem.sizes, problem.sizes.keys
+        groups = placed(self._as_tensor(), sizes.device, "Mass: groups")
+        shape, is_bool = tuple(groups.shape), groups.dtype == torch.bool
+        fits = len(shape) == 2 if is_bool else shape[:-1] in ((), (1,), (sizes.batch,))
+        if not fits or shape[-1:] != (keys,) or groups.is_floating_point() or groups.is_complex():
             raise ShapeError(
-                f"Mass: groups has shape {shape}; expected the group of each key, ({keys},) or ({sizes.batch} or 1, "
-                f"{keys}), or bool (groups, {keys})."
+                f"Mass: groups is {groups.dtype} {shape}; expected the group of each key, integers ({keys},) or "
+                f"({sizes.batch} or 1, {keys}), or bool (groups, {keys})."
             )
+        if is_bool:
+            return groups.to(problem.key.dtype).T.unsqueeze(0)
         groups = groups.long().reshape(-1, keys)
         least, most = torch.stack(groups.aminmax()).tolist() if groups.numel() else (0, -1)  # read at once
         count = most + 1

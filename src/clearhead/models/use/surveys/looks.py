@@ -134,10 +134,10 @@ class Look:
     def _received(self, name: str, subject: Subject, queries: Tensor) -> list[Sum]:
         """The weight that the tokens of each class receive from all queries, beside that of uniform attention."""
         assert self._members is not None
-        if subject.own.received.shape[-1] != self._members.shape[1]:
+        if subject.own.find("received").shape[-1] != self._members.shape[1]:
             return _nothing(len(queries), 2 * len(CLASSES))
-        each = torch.einsum("bhk,bkc->cbh", subject.own.received.cpu().double(), self._members)
-        other = torch.einsum("bhk,bkc->ch", subject.uniform.received.cpu().double(), self._members)
+        each = torch.einsum("bhk,bkc->cbh", subject.own.find("received").cpu().double(), self._members)
+        other = torch.einsum("bhk,bkc->ch", subject.uniform.find("received").cpu().double(), self._members)
         counts, first = subject.counted.cpu().sum(-1).double().expand(len(self._tokens), -1), len(self._kept.measures)
         for place, sums in enumerate(each):
             self.spread.add(name, first + place, sums, counts, len(queries))
