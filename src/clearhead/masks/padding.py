@@ -104,5 +104,6 @@ def _hull(keep: Tensor) -> Hull:
     if not keep.shape[1]:
         nothing = torch.zeros(keep.shape[0], dtype=torch.int64, device=keep.device)
         return Hull(nothing, nothing, False)
-    start, stop, whole = intervals(keep, keep.shape[1])
+    # of a copy: NumPy makes memory that it reads impossible to resize
+    start, stop, whole = intervals(keep.clone(), keep.shape[1])
     return Hull(start, stop, not whole)
