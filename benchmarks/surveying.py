@@ -12,8 +12,8 @@ import torch
 from benchmarks.measure import interleaved
 from benchmarks.result import Result, times
 from clearhead.models.loading import bundled, load
-from clearhead.models.use.surveys.batches import batches
-from clearhead.models.use.surveys.looks import NAMED, Kept, read
+from clearhead.models.surveys.batches import batches
+from clearhead.models.surveys.looks import NAMED, Kept, read
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 FOUR = ("normalised entropy", "first", "previous", "distance")

@@ -15,8 +15,8 @@ import clearhead as ch
 from benchmarks.measure import interleaved, peak_mib
 from benchmarks.result import Result, times
 from clearhead.models.loading import bundled
-from clearhead.models.read.distinctive import measured
-from clearhead.models.read.tokens import Tokens
+from clearhead.models.recordings.distinctive import measured
+from clearhead.models.recordings.tokens import Tokens
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 FOUR = [ch.reductions.Entropy(), ch.reductions.TopK(5), ch.reductions.Received(), ch.reductions.LogSumExp()]

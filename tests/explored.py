@@ -33,6 +33,17 @@ EXPLORED: dict[str, dict[str, Kept]] = {
     "test_export.py": {
         "test_weights_at_fixed_sizes": 0,
     },
+    "test_mode.py": {
+        "test_a_backward_pass_in_another_mode": (
+            "eager-native",
+            "compiled-native",
+            "autocast-function",
+            "beside duals-tiled",
+            "counted-sdpa",
+        ),
+        "test_a_lazy_matrix_that_is_read_in_another_mode": ("eager-native", "autocast-function", "beside duals-native"),
+        "test_a_break_of_the_graph": ("inside",),
+    },
     "test_called_again.py": {
         "test_surroundings": ("autocast", "func", "losses", "thread"),
     },

@@ -17,8 +17,8 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 
 warnings.filterwarnings("ignore")
-TABLES = [f"clearhead.base.{name}" for name in ("private", "torch_private", "torch_state")]
-TABLES += ["clearhead.models.tap.transformers_private"]
+TABLES = [f"clearhead.base.torch_state.{name}" for name in ("private", "torch_private", "active")]
+TABLES += ["clearhead.models.interception.transformers_private"]
 
 
 class Hiding:
@@ -228,7 +228,7 @@ def rule_in_a_kernel(ch):
 
 @use
 def run_eagerly(ch):
-    from clearhead.base.contexts import disable_compiler
+    from clearhead.base.torch_state.contexts import disable_compiler
 
     return disable_compiler(torch.ones)(1)
 

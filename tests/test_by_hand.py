@@ -12,8 +12,8 @@ from clearhead.base.shapes import Sizes
 from clearhead.engines.tiled.look import PEAK
 from clearhead.masks import Intervals
 from clearhead.masks.base import dense
-from clearhead.models.tap.padding import Told, of_call
-from clearhead.models.use.edits.spot import Spot
+from clearhead.models.edits.spot import Spot
+from clearhead.models.interception.padding import Told, of_call
 from clearhead.nn import KeyValueCache
 from clearhead.problem import regions
 from clearhead.problem.problem import make_problem

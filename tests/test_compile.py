@@ -5,7 +5,7 @@ import torch
 from beside import while_another_compiles
 
 import clearhead as ch
-from clearhead.base.mode import assume_constant, get_mode
+from clearhead.base.torch_state.mode import assume_constant, get_mode
 from clearhead.engines import operation
 from clearhead.masks.combined import And, Or
 from clearhead.scores.score_function import ScoreFunction

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from clearhead.base.expressions import (
+from clearhead.base.symbolic.expressions import (
     OPERATIONS,
     Unsaid,
     call,
@@ -19,8 +19,8 @@ from clearhead.base.expressions import (
     tree_of,
     written,
 )
-from clearhead.base.formulas import View
-from clearhead.base.steps import Step, made
+from clearhead.base.symbolic.formulas import View
+from clearhead.base.symbolic.steps import Step, made
 
 
 def draw(*shape, seed=0):

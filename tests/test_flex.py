@@ -12,8 +12,8 @@ from drawn import draw
 from torch.nn.attention import flex_attention
 
 import clearhead as ch
-from clearhead.base.mode import CURRENT
 from clearhead.base.shapes import Sizes
+from clearhead.base.torch_state.mode import CURRENT
 from clearhead.engines import proof
 from clearhead.engines.choose import ENGINES
 from clearhead.engines.flex import kernel

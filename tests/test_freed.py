@@ -6,7 +6,7 @@ import pytest
 import torch
 from apart import run
 
-from clearhead.base.tensor_kind import is_freed
+from clearhead.base.torch_state.tensor_kind import is_freed
 
 BEGIN = """
 import tempfile, torch, clearhead as ch

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("transformers", reason="the extra [models] is not installed")
 import fuzz_edited_models
 
-from clearhead.models.use.edits import edit
+from clearhead.models.edits import edit
 
 
 @pytest.mark.parametrize("number", range(60))

@@ -6,8 +6,8 @@ import torch
 pytest.importorskip("transformers", reason="the extra [models] is not installed")
 import fuzz_edits
 
-from clearhead.models.use.edits import changed as _changed
-from clearhead.models.use.edits import edit
+from clearhead.models.edits import changed as _changed
+from clearhead.models.edits import edit
 
 COUNT, PARTS = 150, 3
 

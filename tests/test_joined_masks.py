@@ -8,7 +8,7 @@ import torch
 from drawn import draw
 
 import clearhead as ch
-from clearhead.base.fold import fold
+from clearhead.base.symbolic.fold import fold
 from clearhead.nn import KeyValueCache, MultiHeadAttention
 
 

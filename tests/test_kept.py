@@ -9,7 +9,7 @@ from drawn import draw
 import clearhead as ch
 from clearhead.base import kept
 from clearhead.base.kept import Memo, Table
-from clearhead.models.tap.masks import MaskStore
+from clearhead.models.interception.masks import MaskStore
 from clearhead.problem import visible
 
 

@@ -70,7 +70,7 @@ def test_entered_again_while_it_runs():
 
 
 def test_a_monitor_that_is_let_go_leaves_the_model_and_one_with_a_callback_stays():
-    from clearhead.models.tap import patch as _patch
+    from clearhead.models.interception import patch as _patch
 
     model, rows = Block().train(), []
     before = {key: len(wraps) for key, (_, wraps) in _patch._active.items()}

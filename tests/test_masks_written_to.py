@@ -125,7 +125,7 @@ def test_a_digest_reads_a_large_mask_in_parts():
     """A shift of the whole mask would make another tensor of its size, which took most of the time."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from clearhead.base.versions import digest
+    from clearhead.base.torch_state.versions import digest
 
     largest = 0
 

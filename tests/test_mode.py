@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
 import clearhead as ch
-from clearhead.base.mode import CURRENT, get_mode
+from clearhead.base.torch_state.mode import CURRENT, get_mode
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # PyTorch's compiler says where it breaks the graph
 SOURCES = Path(ch.__file__).parent
@@ -163,9 +163,11 @@ def test_two_threads_of_which_one_compiles():
 
 
 def test_few_questions_about_the_state():
-    """Calls of functions of `base/mode.py`: a door asks once, and what it calls reads its problem's mode."""
+    """Calls of functions of `mode.py`: a door asks once, and what it calls reads its problem's mode."""
     functions = {
-        n.name for n in ast.parse((SOURCES / "base/mode.py").read_text()).body if isinstance(n, ast.FunctionDef)
+        n.name
+        for n in ast.parse((SOURCES / "base/torch_state/mode.py").read_text()).body
+        if isinstance(n, ast.FunctionDef)
     }
     counts = dict.fromkeys(("everywhere", "engines"), 0)
     for path in SOURCES.rglob("*.py"):

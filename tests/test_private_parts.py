@@ -12,12 +12,12 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.base import private as private_names
-from clearhead.models.tap import transformers_private
+from clearhead.base.torch_state import private as private_names
+from clearhead.models.interception import transformers_private
 
 SOURCE = Path(ch.__file__).parent
-HOMES = {SOURCE / "base" / f"{name}.py" for name in ("private", "torch_private", "torch_state")}
-HOMES |= {SOURCE / "models" / "tap" / "transformers_private.py"}
+HOMES = {SOURCE / "base" / "torch_state" / f"{name}.py" for name in ("private", "torch_private", "active")}
+HOMES |= {SOURCE / "models" / "interception" / "transformers_private.py"}
 FILES = sorted(set(SOURCE.rglob("*.py")) - HOMES)
 PARTS = private_names.PURPOSES | transformers_private.PURPOSES
 # attributes that the compiler sets or reads; whether a version still does so cannot be seen
@@ -134,7 +134,7 @@ def test_another_use_would_be_found(code):
 
 
 def test_only_the_base_asks_what_compiles_and_casts():
-    outside = {path: path.read_text(encoding="utf-8") for path in FILES if path.parent.name != "base"}
+    outside = {path: path.read_text(encoding="utf-8") for path in FILES if SOURCE / "base" not in path.parents}
     words = ("torch._C", "is_compiling", "is_autocast_enabled", "_functorch")
     assert [path for path, text in outside.items() if any(word in text for word in words)] == []
 

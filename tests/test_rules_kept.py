@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.base.function_reads import FunctionReads
+from clearhead.base.user_functions.function_reads import FunctionReads
 
 L = 70  # more than one block of 48 × 64
 I, J = torch.arange(L)[:, None], torch.arange(L)[None]  # noqa: E741

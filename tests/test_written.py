@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 import clearhead as ch
 from clearhead import cli
-from clearhead.base.written import replacing
+from clearhead.base.output.written import replacing
 from clearhead.explanation import Motion, Picture
 
 pytest.importorskip("safetensors", reason="the extra [models] is not installed")

@@ -28,8 +28,8 @@
 
 from typing import TYPE_CHECKING
 
-from clearhead.base.ended import handle_signals as _handle_signals
-from clearhead.base.ended import is_command as _is_command
+from clearhead.base.output.ended import handle_signals as _handle_signals
+from clearhead.base.output.ended import is_command as _is_command
 
 if _is_command():  # before the imports below, which take seconds
     _handle_signals()
@@ -80,7 +80,7 @@ if TYPE_CHECKING:
     from clearhead.explanation.diagnosis.diagnose import diagnose as diagnose
     from clearhead.explanation.explain import explain as explain
     from clearhead.explanation.plan import plan as plan
-    from clearhead.models.use.edits.edit import edit as edit
+    from clearhead.models.edits.edit import edit as edit
     from clearhead.models.watch import watch as watch
 
 __version__ = "0.1.0"

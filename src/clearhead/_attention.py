@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import Array, ArrayT, Integers, check_float, is_numpy, shape_of, to_tensor, to_tensor_float
-from clearhead.base.contexts import without_autocast
 from clearhead.base.errors import ClearheadError, ShapeError, columns, human_bytes
 from clearhead.base.keyword_hints import raise_unknown_keywords
-from clearhead.base.mode import CURRENT, Mode, get_mode
 from clearhead.base.numbers import check_count
 from clearhead.base.positions import check_align
 from clearhead.base.shapes import AlignLike, broadcasts
+from clearhead.base.torch_state.contexts import without_autocast
+from clearhead.base.torch_state.mode import CURRENT, Mode, get_mode
 from clearhead.biases.base import BiasLike
 from clearhead.engines.base import Engine
 from clearhead.engines.choose import as_written, choose, reasons

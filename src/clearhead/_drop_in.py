@@ -8,9 +8,9 @@ from torch import Tensor
 from clearhead._attention import attention
 from clearhead.base.arrays import check_float, refuse_additive
 from clearhead.base.errors import ClearheadError, ShapeError, columns
-from clearhead.base.mode import Mode, get_mode
 from clearhead.base.numbers import check_flag
 from clearhead.base.shapes import Align
+from clearhead.base.torch_state.mode import Mode, get_mode
 from clearhead.masks.base import Mask
 from clearhead.masks.causal import Causal, causal_alignment
 from clearhead.problem.nested import is_nested

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from clearhead._attention import Arguments, ScoreLike
 from clearhead.base.arrays import Array, ArrayT, Integers, is_numpy
-from clearhead.base.contexts import without_autocast
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.keyword_hints import raise_unknown_keywords
 from clearhead.base.numbers import check_count
 from clearhead.base.shapes import AlignLike, Sizes
+from clearhead.base.torch_state.contexts import without_autocast
 from clearhead.biases.base import BiasLike
 from clearhead.engines import operation
 from clearhead.engines.base import Engine

@@ -9,14 +9,14 @@ An edit of your own is a subclass of `Edit`.
 """
 
 from clearhead.base.public_names import publish as _publish
-from clearhead.models.use.edits.base import Edit as Edit
-from clearhead.models.use.edits.outputs import Ablate as Ablate
-from clearhead.models.use.edits.outputs import MapWeights as MapWeights
-from clearhead.models.use.edits.outputs import ScaleHeads as ScaleHeads
-from clearhead.models.use.edits.patch import Freeze as Freeze
-from clearhead.models.use.edits.patch import Patch as Patch
-from clearhead.models.use.edits.scores import AddBias as AddBias
-from clearhead.models.use.edits.scores import ForceMask as ForceMask
-from clearhead.models.use.edits.scores import Knockout as Knockout
+from clearhead.models.edits.base import Edit as Edit
+from clearhead.models.edits.outputs import Ablate as Ablate
+from clearhead.models.edits.outputs import MapWeights as MapWeights
+from clearhead.models.edits.outputs import ScaleHeads as ScaleHeads
+from clearhead.models.edits.patch import Freeze as Freeze
+from clearhead.models.edits.patch import Patch as Patch
+from clearhead.models.edits.scores import AddBias as AddBias
+from clearhead.models.edits.scores import ForceMask as ForceMask
+from clearhead.models.edits.scores import Knockout as Knockout
 
 __all__ = _publish(globals())

@@ -9,7 +9,7 @@ from recomputed import check_script
 import clearhead as ch
 from clearhead import nn
 from clearhead.base.shapes import Sizes
-from clearhead.base.steps import PAIRS, Step, made
+from clearhead.base.symbolic.steps import PAIRS, Step, made
 from clearhead.engines.tiled import tiles
 from clearhead.problem.problem import make_problem
 from clearhead.testing import biases

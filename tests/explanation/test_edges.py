@@ -9,8 +9,8 @@ from drawn import draw
 from recomputed import check_script, run
 
 import clearhead as ch
-from clearhead.base import steps
-from clearhead.base.expressions import Operand
+from clearhead.base.symbolic import steps
+from clearhead.base.symbolic.expressions import Operand
 
 QUERY, KEY, VALUE = draw(3, 4), draw(5, 4, seed=1), draw(5, 2, seed=2)
 

@@ -9,7 +9,7 @@ import torch
 from recomputed import check_script
 
 import clearhead as ch
-from clearhead.base.steps import number
+from clearhead.base.symbolic.steps import number
 from clearhead.explanation.examples import EXAMPLES, example
 from clearhead.explanation.of_problem import explain_softmax
 

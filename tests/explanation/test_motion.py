@@ -12,7 +12,7 @@ from browser import Opened
 from moving import drawn, expected
 from opened_page import HOSTILE, LUMINANCE
 
-from clearhead.base.pages import write_page
+from clearhead.base.output.pages import write_page
 from clearhead.explanation.motion import Motion, Picture, short
 
 SHOWN = "document.documentElement.dataset.shown"

@@ -9,8 +9,8 @@ from drawn import draw
 from opened_page import all_numbers, cell, edit, numbers, same, small
 
 import clearhead as ch
-from clearhead.base.formulas import number, with_digits
 from clearhead.base.shapes import Sizes
+from clearhead.base.symbolic.formulas import number, with_digits
 from clearhead.testing import masks, scores
 
 NAMED = {score.__name__: score for score in scores()}

@@ -8,7 +8,7 @@ from drawn import draw
 from opened_page import EXAMPLES, HOSTILE, LUMINANCE, TEXTS, cell, edit, fits, heads, numbers, same, small
 
 import clearhead as ch
-from clearhead.base.steps import number
+from clearhead.base.symbolic.steps import number
 
 
 def test_steps_by_keys_buttons_and_links(show):

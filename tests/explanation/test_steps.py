@@ -14,7 +14,7 @@ from recomputed import check_script, run
 
 import clearhead as ch
 from clearhead.base.shapes import Sizes
-from clearhead.base.steps import Step, made, number
+from clearhead.base.symbolic.steps import Step, made, number
 from clearhead.testing import masks, scores
 
 ENGINES = ("reference", "tiled", "native")

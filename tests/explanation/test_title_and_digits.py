@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.base.formulas import number, with_digits
+from clearhead.base.symbolic.formulas import number, with_digits
 from clearhead.explanation.examples import EXAMPLES, example
 
 QUERY, KEY = [[0.3, 1.7]], [[1.25, -0.5], [0.125, 2.0], [1.0, 0.015625]]

@@ -21,7 +21,7 @@ from moving import drawn, expected
 from torch.nn import functional as F
 
 import clearhead as ch
-from clearhead.base.pages import style, write_page
+from clearhead.base.output.pages import style, write_page
 from clearhead.explanation.motion import Motion
 
 DIAGRAMS = (diagrams.scaled_dot_product, diagrams.additive, diagrams.multi_head, diagrams.encoder_decoder)

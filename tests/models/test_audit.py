@@ -205,7 +205,7 @@ def test_an_encoder_decoder_by_kinds_of_calls():
 
 
 def test_layers_share_the_pairs_of_a_mask(monkeypatch):
-    from clearhead.models.read import audit as _pairs
+    from clearhead.models.audits import audit as _pairs
 
     made = []
     resolve = _pairs.resolve

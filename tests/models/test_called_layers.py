@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import clearhead as ch
-from clearhead.explanation.modules.origin import called
+from clearhead.models.origins import called
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 pytest.importorskip("transformers", reason="the extra [models] is not installed")

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from head_oracle import divergence
 
 import clearhead as ch
-from clearhead.models.read.differences import jensen_shannon
+from clearhead.models.comparison.differences import jensen_shannon
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")

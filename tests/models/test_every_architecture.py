@@ -11,8 +11,8 @@ from zoo.registry import config_class, names
 from zoo.small import Size, parts, shrink
 
 import clearhead as ch
-from clearhead.models.tap.masks import Recorded
-from clearhead.models.use.recorder import Recorder
+from clearhead.models.interception.masks import Recorded
+from clearhead.models.recorder.recorder import Recorder
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import clearhead as ch
-from clearhead.base.torch_private import OWN_SDPA
+from clearhead.base.torch_state.torch_private import OWN_SDPA
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")

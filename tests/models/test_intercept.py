@@ -10,9 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
 import clearhead as ch
-from clearhead.models.tap.functions import READERS
-from clearhead.models.tap.intercepted_call import InterceptedCall
-from clearhead.models.tap.place import BY_HEAD
+from clearhead.models.interception.functions import READERS
+from clearhead.models.interception.intercepted_call import InterceptedCall
+from clearhead.models.interception.place import BY_HEAD
 
 PACKAGE, X = str(Path(ch.__file__).parent), torch.randn(1, 2, 5, 8)
 MANAGERS = {

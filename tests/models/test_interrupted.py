@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import clearhead as ch
-from clearhead.models.tap import functions, patch
-from clearhead.models.use.edits import edit
+from clearhead.models.edits import edit
+from clearhead.models.interception import functions, patch
 
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
 from small_models import IDS, SIZES, made  # noqa: E402

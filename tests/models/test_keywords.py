@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.models.tap.keywords import NOT_READ, READ, REFUSED, loss_words
+from clearhead.models.interception.keywords import NOT_READ, READ, REFUSED, loss_words
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 import clearhead as ch
-from clearhead.models.calls import labels
-from clearhead.models.tap.layers import Layers
+from clearhead.models.interception.layers import Layers
+from clearhead.models.recordings.calls import labels
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")

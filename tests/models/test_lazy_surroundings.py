@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.models.use.lazy.lazy_attention import DENSE
+from clearhead.models.lazy_matrices.lazy_attention import DENSE
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")

@@ -12,9 +12,9 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import clearhead as ch
-from clearhead.models.tap.masks import MaskStore
-from clearhead.models.tap.place import Place
-from clearhead.models.use.recorder import Recorder
+from clearhead.models.interception.masks import MaskStore
+from clearhead.models.interception.place import Place
+from clearhead.models.recorder.recorder import Recorder
 
 ENTROPY = ch.reductions.Entropy()
 

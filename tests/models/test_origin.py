@@ -9,8 +9,8 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 import clearhead as ch
-from clearhead.explanation.modules.origin import part
 from clearhead.models import bundled, load
+from clearhead.models.origins import part
 
 ALL = {**MODELS, **OWN_EAGER}
 SIDES = {"query", "key", "value"}

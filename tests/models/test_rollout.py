@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import clearhead as ch
 from clearhead.models.loading import bundled, load
-from clearhead.models.read import rollout as rolled
+from clearhead.models.recordings import rollout as rolled
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from beside import while_another_compiles
 
 import clearhead as ch
-from clearhead.models.tap import intercept
+from clearhead.models.interception import intercept
 
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
 

@@ -7,7 +7,7 @@ import torch
 from torch._dynamo.backends.registry import lookup_backend
 
 import clearhead as ch
-from clearhead.base.torch_private import cached_code
+from clearhead.base.torch_state.torch_private import cached_code
 from clearhead.nn import KeyValueCache, LearnedPositionalEncoding, MultiHeadAttention, RotaryEmbedding
 
 PROMPT, STEPS = 3, 66

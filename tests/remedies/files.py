@@ -243,7 +243,7 @@ def without_package(call):
         setup=SURVEY
         + """
 def unwritten(again=False):
-    from clearhead.models.use.surveys import state as _state
+    from clearhead.models.surveys import state as _state
     original, count = _state.os.fsync, iter(range(9))
     def full(file):
         if next(count) == 1:

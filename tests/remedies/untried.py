@@ -6,10 +6,10 @@ UNTRIED = {
         "engines/triton/launch.py: the kernel {} was not compiled yet for a call of this kind (dtypes, widths, lengths, mask), and a CU",
     ],
     "It asks for an answer to an exercise, which it does not know": [
-        "base/answers.py: {}: not answered yet. Write your lines in place of the dots, or of None.",
+        "exercises/answers.py: {}: not answered yet. Write your lines in place of the dots, or of None.",
     ],
     "It says what there is, and has no advice: 'call of' and 'read' are no verbs of one": [
-        "models/use/edits/from_run.py: no call of {} ({}); it has {}",
+        "models/edits/from_run.py: no call of {} ({}); it has {}",
         "models/causes/circuits.py: composition: heads of {} write {} numbers, and those of {} read their {} from {}, which are not the ",
     ],
 }

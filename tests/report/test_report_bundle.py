@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.base import pages
+from clearhead.base.output import pages
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "src" / "clearhead"

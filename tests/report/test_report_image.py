@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import clearhead as ch
-from clearhead.models.show.image import patches_of
+from clearhead.models.views.image import patches_of
 
 Make = Callable[..., Any]
 SHOWN = "document.getElementById('clearhead').dataset.shown"

@@ -17,7 +17,7 @@ from rendered import render, write_report
 from test_report_formulas import FAR, Manhattan, normal, wanted_of
 
 import clearhead as ch
-from clearhead.models.show.paged import roles
+from clearhead.models.views.paged import roles
 from clearhead.report import Layer, Page, describe
 from clearhead.report.layer import LeftOut, seen_keys
 from clearhead.report.operands import rounded, steps_of

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.models.show.meanings import effects_of
+from clearhead.models.views.meanings import effects_of
 
 Make = Callable[..., Any]
 SHOWN = "document.getElementById('clearhead').dataset.shown"

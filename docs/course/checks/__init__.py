@@ -44,10 +44,10 @@ from checks.models import without_the_largest as without_the_largest
 from checks.parts import angle as angle
 from checks.parts import growing as growing
 from checks.parts import lowered_angle as lowered_angle
-from clearhead.base.answers import WrongAnswer as WrongAnswer
-from clearhead.base.answers import alone
-from clearhead.base.answers import close as close
-from clearhead.base.answers import true as true
+from clearhead.exercises.answers import WrongAnswer as WrongAnswer
+from clearhead.exercises.answers import alone
+from clearhead.exercises.answers import close as close
+from clearhead.exercises.answers import true as true
 
 globals().update({name: alone(check) for name, check in list(globals().items()) if isfunction(check)})
 del alone, isfunction

@@ -5,12 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.base.answers import answered as answered
-from clearhead.base.answers import called as called
-from clearhead.base.answers import case as case
-from clearhead.base.answers import numbers as numbers
-from clearhead.base.answers import same as same
-from clearhead.base.answers import told as told
+from clearhead.exercises.answers import answered as answered
+from clearhead.exercises.answers import called as called
+from clearhead.exercises.answers import case as case
+from clearhead.exercises.answers import numbers as numbers
+from clearhead.exercises.answers import same as same
+from clearhead.exercises.answers import told as told
 
 AXES = {"two axes": (), "three axes": (4,), "four axes": (2, 3)}  # the axes before the last two
 

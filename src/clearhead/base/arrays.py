@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterable, Sequence
 from itertools import repeat
 from types import EllipsisType
@@ -14,9 +15,9 @@ from torch import Tensor
 from typing_extensions import TypeVar
 
 from clearhead.base.errors import ClearheadError, ShapeError, columns
-from clearhead.base.mode import get_mode
-from clearhead.base.tensor_kind import holds_all_bytes, is_freed, is_readable, materialize_zeros
-from clearhead.base.torch_private import is_zero_tensor
+from clearhead.base.torch_state.mode import get_mode
+from clearhead.base.torch_state.tensor_kind import holds_all_bytes, is_freed, is_readable, materialize_zeros
+from clearhead.base.torch_state.torch_private import is_zero_tensor
 
 Array = Tensor | np.ndarray
 Integers = Array | Sequence[int] | Sequence[Sequence[int]]
@@ -81,10 +82,14 @@ def to_tensor(array: Any, name: str) -> Tensor:
             f"with.\nIf its rows have unequal lengths, pad them and pass mask=Lengths(valid_lens); "
             f"else pass {name}.astype(float)."
         )
-    # torch has no negative strides and none between elements, and warns of read-only memory
-    if not array.flags.writeable or any(stride < 0 or stride % array.itemsize for stride in array.strides):
+    # torch has no negative strides and none between elements
+    if any(stride < 0 or stride % array.itemsize for stride in array.strides):
         array = array.copy()
-    return torch.from_numpy(array)
+    if array.flags.writeable:
+        return torch.from_numpy(array)
+    with warnings.catch_warnings():  # torch warns of read-only memory; clearhead writes to no input
+        warnings.simplefilter("ignore")
+        return torch.from_numpy(array)
 
 
 def owned(array: Any, name: str) -> Tensor:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError, ShapeError
-from clearhead.base.mode import get_mode
 from clearhead.base.positions import query_offset
-from clearhead.base.rules import ByPair, by_pair
 from clearhead.base.shapes import Align, Sizes, extent, moved
+from clearhead.base.torch_state.mode import get_mode
+from clearhead.base.user_functions.rules import ByPair, by_pair
 
 Part = Callable[[slice, slice, slice, slice], Tensor]
 

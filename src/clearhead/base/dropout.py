@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, UnsupportedError
-from clearhead.base.mode import count_loss_batches, get_mode
+from clearhead.base.output.text import brief
 from clearhead.base.shapes import Sizes
-from clearhead.base.text import brief
+from clearhead.base.torch_state.mode import count_loss_batches, get_mode
 
 _FIRST, _SECOND = 0x7FEB352D, 0x846CA68B - 2**32  # as signed numbers, for PyTorch's int32
 _COLUMNS = 0x9E3779B9 - 2**32

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.mode import is_capturing_graph
+from clearhead.base.torch_state.mode import is_capturing_graph
 
 Value = TypeVar("Value")
 LIMIT = 2**28  # bytes of all tables together

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
-from clearhead.base.text import brief
+from clearhead.base.output.text import brief
 
 _LARGEST = sys.float_info.max
 MOST = 2**40  # of a size, a count or a position: larger ones exceed any memory

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from clearhead.base.arrays import is_whole, to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError
-from clearhead.base.mode import get_mode
 from clearhead.base.shapes import Align, Sides, Sizes, one_or, part, placed
-from clearhead.base.steps import PAIRS, Step
-from clearhead.base.tensor_kind import holds_all_bytes
+from clearhead.base.symbolic.steps import PAIRS, Step
+from clearhead.base.torch_state.mode import get_mode
+from clearhead.base.torch_state.tensor_kind import holds_all_bytes
 
 FAR = 2**40  # beyond any length; sums of such numbers do not overflow int64
 

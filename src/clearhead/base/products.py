@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clearhead.base.contexts import is_autocasting
-from clearhead.base.mode import assume_constant, get_mode
-from clearhead.base.torch_private import amx
+from clearhead.base.torch_state.contexts import is_autocasting
+from clearhead.base.torch_state.mode import assume_constant, get_mode
+from clearhead.base.torch_state.torch_private import amx
 
 TILE = 32  # numbers of bfloat16 in a row of an AMX tile
 

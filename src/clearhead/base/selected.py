@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
-from clearhead.base.tensor_kind import is_freed, is_readable
-from clearhead.base.text import brief
+from clearhead.base.output.text import brief
+from clearhead.base.torch_state.tensor_kind import is_freed, is_readable
 
 LISTS = (list, tuple, range)
 

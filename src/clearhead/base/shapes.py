@@ -20,9 +20,9 @@ from torch import Tensor
 
 from clearhead.base.arrays import FLOATS, check_float, check_memory, shown
 from clearhead.base.errors import ClearheadError, ShapeError, columns
-from clearhead.base.mode import any_thread_compiles, get_mode
 from clearhead.base.numbers import check_count
-from clearhead.base.tensor_kind import has_no_values, to_fake
+from clearhead.base.torch_state.mode import any_thread_compiles, get_mode
+from clearhead.base.torch_state.tensor_kind import has_no_values, to_fake
 
 Align = Literal["upper_left", "lower_right"] | int | Tensor | None
 AlignLike = Align | np.ndarray

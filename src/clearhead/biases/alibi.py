@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from clearhead.base.numbers import check_count
 from clearhead.base.positions import positions, query_offset
 from clearhead.base.shapes import Sides, Sizes, placed
-from clearhead.base.steps import PAIRS, Step, made
-from clearhead.base.tensor_kind import is_readable
-from clearhead.base.torch_private import convert
+from clearhead.base.symbolic.steps import PAIRS, Step, made
+from clearhead.base.torch_state.tensor_kind import is_readable
+from clearhead.base.torch_state.torch_private import convert
 from clearhead.biases.base import Added, Bias, check_heads, distances, wide
 
 

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 
 from clearhead.base.arrays import Array, is_dense, shown
 from clearhead.base.errors import ClearheadError, ShapeError
-from clearhead.base.mode import get_mode
-from clearhead.base.modules import after_hooks, settled
 from clearhead.base.numbers import check_flag
+from clearhead.base.output.text import said, with_outline
 from clearhead.base.part_settings import PartSettings
 from clearhead.base.positions import check_align
-from clearhead.base.rules import Joined, as_part
 from clearhead.base.shapes import AlignLike, Sides, Sizes, array_sizes, broadcasts, extent, no_heads, part
-from clearhead.base.steps import PAIRS, Step, made
-from clearhead.base.text import said, with_outline
+from clearhead.base.symbolic.steps import PAIRS, Step, made
+from clearhead.base.torch_state.mode import get_mode
+from clearhead.base.torch_state.modules import after_hooks, settled
+from clearhead.base.user_functions.rules import Joined, as_part
 
 Part = Callable[[slice, slice, slice, slice], Tensor]
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from clearhead.base.rules import ByPair, Rule, ask, check_rule, reads_of, title_of
 from clearhead.base.shapes import Sizes
-from clearhead.base.single_pairs import must_ask_again, reads_rows
+from clearhead.base.user_functions.rules import ByPair, Rule, ask, check_rule, reads_of, title_of
+from clearhead.base.user_functions.single_pairs import must_ask_again, reads_rows
 from clearhead.biases.base import Added, Bias
 
 

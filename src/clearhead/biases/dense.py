@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from clearhead.base.arrays import Array, check_float, owned
 from clearhead.base.errors import ClearheadError
 from clearhead.base.shapes import Sides, Sizes, fit
-from clearhead.base.steps import Step
+from clearhead.base.symbolic.steps import Step
 from clearhead.biases.base import Added, Bias
 
 

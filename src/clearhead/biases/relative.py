@@ -13,7 +13,7 @@ from clearhead.base.errors import ClearheadError
 from clearhead.base.numbers import MOST, check_count, check_flag
 from clearhead.base.positions import positions, query_offset
 from clearhead.base.shapes import Sides, Sizes
-from clearhead.base.steps import PAIRS, Step, made
+from clearhead.base.symbolic.steps import PAIRS, Step, made
 from clearhead.biases.base import Added, Bias, check_heads, distances, wide
 
 

@@ -13,7 +13,7 @@ from typing import NoReturn, TextIO
 
 import clearhead
 from clearhead.base.errors import ClearheadError
-from clearhead.base.text import printable
+from clearhead.base.output.text import printable
 
 AddParser = Callable[..., argparse.ArgumentParser]
 MODEL = "a folder with a model and its tokenizer, both saved with save_pretrained() (default: a small BERT)"
@@ -24,8 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     The status is 0 for success; 1 where the reader of its output has closed it; 2 for a bad input, or an output that
     cannot be written, with one message on standard error and no traceback; 130 where it was interrupted. The process of
-    the command itself ends by the signal (`base/ended.py`). A standard stream that was closed before the start is no
-    error.
+    the command itself ends by the signal (`base/output/ended.py`). A standard stream that was closed before the start
+    is no error.
     """
     sys.stdout, sys.stderr = _opened(sys.stdout), _opened(sys.stderr)
     for stream in (sys.stdout, sys.stderr):

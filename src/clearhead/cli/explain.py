@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 
 from clearhead.base.errors import ClearheadError, require
-from clearhead.base.text import printable
-from clearhead.base.written import ending_of
+from clearhead.base.output.text import printable
+from clearhead.base.output.written import ending_of
 from clearhead.cli.texts import check_outputs, checked, layer_of, model_of, quoted, watched
 from clearhead.explanation.examples import EXAMPLES, example
 from clearhead.explanation.explanation import ENDINGS, WHAT, Explanation
-from clearhead.models.calls import one_call
-from clearhead.models.read.tokens import place_among
+from clearhead.models.recordings.calls import one_call
+from clearhead.models.recordings.tokens import place_among
 
 
 def run(options: argparse.Namespace) -> None:

@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from clearhead.base.errors import ClearheadError, human_bytes, require
+from clearhead.base.output.text import printable
+from clearhead.base.output.written import check_page_ending
 from clearhead.base.selected import numbers_of
-from clearhead.base.text import printable
-from clearhead.base.written import check_page_ending
 from clearhead.cli.texts import Read, check_outputs, checked, layer_of, model_of, quoted, text_of, watched
-from clearhead.models.attention_call import AttentionCall
-from clearhead.models.calls import chosen_calls
-from clearhead.models.show.beside import Beside
-from clearhead.models.show.framed import opened
-from clearhead.models.show.paged import Paged
+from clearhead.models.recordings.attention_call import AttentionCall
+from clearhead.models.recordings.calls import chosen_calls
+from clearhead.models.views.beside import Beside
+from clearhead.models.views.framed import opened
+from clearhead.models.views.paged import Paged
 from clearhead.report.layer import Layer, LeftOut, of_heads
 
 

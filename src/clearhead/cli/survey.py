@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from clearhead.base.errors import ClearheadError
-from clearhead.base.text import printable
-from clearhead.base.written import ending_of
+from clearhead.base.output.text import printable
+from clearhead.base.output.written import ending_of
 from clearhead.cli.texts import check_outputs, model_of, reading
 from clearhead.models.loading import quiet
-from clearhead.models.survey import survey
-from clearhead.models.use.surveys.run import rank_of
+from clearhead.models.surveys.run import rank_of
+from clearhead.models.surveys.survey import survey
 
 
 def run(options: argparse.Namespace) -> None:

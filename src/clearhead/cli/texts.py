@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, require
-from clearhead.base.text import printable
-from clearhead.base.written import check_writable
-from clearhead.models.attention_call import AttentionCall
+from clearhead.base.output.text import printable
+from clearhead.base.output.written import check_writable
 from clearhead.models.loading import bundled, check_length, load, most_tokens, quiet, reason
 from clearhead.models.recording import Recording
-from clearhead.models.show.paged import Paged
+from clearhead.models.recordings.attention_call import AttentionCall
+from clearhead.models.views.paged import Paged
 from clearhead.models.watch import watch
 
 

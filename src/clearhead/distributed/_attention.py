@@ -7,10 +7,10 @@ from typing import Any
 from torch import Tensor
 
 from clearhead._attention import ScoreLike
-from clearhead.base.contexts import disable_compiler, without_autocast
 from clearhead.base.dropout import check_dropout, draw_seed
 from clearhead.base.errors import ClearheadError
-from clearhead.base.mode import get_mode
+from clearhead.base.torch_state.contexts import disable_compiler, without_autocast
+from clearhead.base.torch_state.mode import get_mode
 from clearhead.biases.base import BiasLike
 from clearhead.distributed import exchange, fetch, operation
 from clearhead.distributed.agreement import agree

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from clearhead._partial import PartialAttention
 from clearhead.base.arrays import FLOATS
-from clearhead.base.contexts import disable_compiler
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
+from clearhead.base.torch_state.contexts import disable_compiler
 from clearhead.distributed.channel import Channel
 from clearhead.distributed.layout import Group, members
 from clearhead.distributed.once import refuse_transforms

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from clearhead._attention import ScoreLike
-from clearhead.base.contexts import disable_compiler, without_autocast
 from clearhead.base.errors import ClearheadError, UnsupportedError
+from clearhead.base.torch_state.contexts import disable_compiler, without_autocast
 from clearhead.biases.base import BiasLike
 from clearhead.distributed.agreement import agree
 from clearhead.distributed.by_key import OverQueries, over_queries

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from clearhead.base.arrays import shown
 from clearhead.base.errors import ClearheadError, ShapeError
-from clearhead.base.text import outlined
+from clearhead.base.output.text import outlined
 from clearhead.distributed.agreement import compare
 from clearhead.distributed.channel import Channel
 from clearhead.distributed.layout import Layout, check_layout

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated, in_memory_still
-from clearhead.base.batched import Gradients
+from clearhead.base.torch_state.batched import Gradients
 from clearhead.distributed.needs import Job, Needs
 from clearhead.distributed.once import gradients
 from clearhead.distributed.pieces import Piece, Shard, engine_of, parts, pieces, sent_back

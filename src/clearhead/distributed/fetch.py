@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated
-from clearhead.base.batched import Gradients
+from clearhead.base.torch_state.batched import Gradients
 from clearhead.distributed import rows as messages
 from clearhead.distributed.channel import Channel
 from clearhead.distributed.needs import Job, Needs

@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from clearhead.base.contexts import disable_compiler, without_autocast
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_count
 from clearhead.base.shapes import Sizes
+from clearhead.base.torch_state.contexts import disable_compiler, without_autocast
 from clearhead.masks.base import Mask
 from clearhead.problem.visible import intervals_of, resolve
 

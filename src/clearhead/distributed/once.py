@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.base.batched import Compute, Gradients, unbatched
-from clearhead.base.contexts import without_autocast
 from clearhead.base.errors import UnsupportedError
-from clearhead.base.mode import get_mode
+from clearhead.base.torch_state.batched import Compute, Gradients, unbatched
+from clearhead.base.torch_state.contexts import without_autocast
+from clearhead.base.torch_state.mode import get_mode
 
 
 def refuse_transforms() -> None:

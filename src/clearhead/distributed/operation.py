@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated, in_memory_still
-from clearhead.base.batched import followed_back
-from clearhead.base.contexts import with_autograd, without_autocast
 from clearhead.base.errors import UnsupportedError
+from clearhead.base.torch_state.batched import followed_back
+from clearhead.base.torch_state.contexts import with_autograd, without_autocast
 from clearhead.distributed import exchange, fetch
 from clearhead.distributed.agreement import agree
 from clearhead.distributed.channel import Channel

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ShapeError
-from clearhead.base.mode import CURRENT
 from clearhead.base.shapes import Sizes
-from clearhead.base.tensor_kind import is_on_host
+from clearhead.base.torch_state.mode import CURRENT
+from clearhead.base.torch_state.tensor_kind import is_on_host
 from clearhead.distributed import rows as messages
 from clearhead.distributed.channel import Channel, Posted
 from clearhead.distributed.layout import Layout

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated
-from clearhead.base.batched import Gradients, followed_back, views
+from clearhead.base.torch_state.batched import Gradients, followed_back, views
 from clearhead.engines.tiled import tiles
 from clearhead.engines.tiled.backward import add_sent
 from clearhead.engines.tiled.statistics import in_blocks

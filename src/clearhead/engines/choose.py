@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clearhead.base.errors import UnsupportedError
-from clearhead.base.text import brief
+from clearhead.base.output.text import brief
 from clearhead.engines.base import Engine
 from clearhead.engines.flex.engine import Flex
 from clearhead.engines.native.engine import Native

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated, in_memory_still
-from clearhead.base.batched import followed_back, views
-from clearhead.base.tensor_kind import has_own_dispatch
-from clearhead.base.torch_state import JVP
+from clearhead.base.torch_state.active import JVP
+from clearhead.base.torch_state.batched import followed_back, views
+from clearhead.base.torch_state.tensor_kind import has_own_dispatch
 from clearhead.engines.tiled import tiles
 from clearhead.problem import regions
 from clearhead.problem.guard import guard

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated, in_memory_still
-from clearhead.base.batched import Gradients, unbatched
-from clearhead.base.contexts import with_autograd, without_autocast
 from clearhead.base.errors import ClearheadError, UnsupportedError
-from clearhead.base.mode import get_mode
-from clearhead.base.tensor_kind import has_own_dispatch, materialize_zeros
-from clearhead.base.torch_state import GRAD
+from clearhead.base.torch_state.active import GRAD
+from clearhead.base.torch_state.batched import Gradients, unbatched
+from clearhead.base.torch_state.contexts import with_autograd, without_autocast
+from clearhead.base.torch_state.mode import get_mode
+from clearhead.base.torch_state.tensor_kind import has_own_dispatch, materialize_zeros
 from clearhead.engines import forward_mode
 from clearhead.engines.base import Engine, by_autograd, gradients_of, usable_in_backward
 from clearhead.engines.choose import choose

@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from clearhead.base.contexts import without_autocast
 from clearhead.base.shapes import Sizes
+from clearhead.base.torch_state.contexts import without_autocast
 from clearhead.biases.base import Added
 from clearhead.engines.base import Engine, by_autograd
 from clearhead.engines.tiled.engine import PLAIN

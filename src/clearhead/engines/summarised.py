@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import in_memory_still
-from clearhead.base.batched import Gradients, unbatched
-from clearhead.base.contexts import without_autocast
-from clearhead.base.tensor_kind import has_own_dispatch, is_on_host, is_readable, materialize_zeros
+from clearhead.base.torch_state.batched import Gradients, unbatched
+from clearhead.base.torch_state.contexts import without_autocast
+from clearhead.base.torch_state.tensor_kind import has_own_dispatch, is_on_host, is_readable, materialize_zeros
 from clearhead.engines.base import Engine, through_operations, usable_in_backward
 from clearhead.engines.tiled.engine import PLAIN
 from clearhead.problem.packing import in_dtypes, operands, with_operands, without_operands

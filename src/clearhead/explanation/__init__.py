@@ -1,6 +1,6 @@
 """A call of attention in words: its steps from the inputs to the output, and what is wrong with it."""
 
-from clearhead.base.pages import Frame as Frame
+from clearhead.base.output.pages import Frame as Frame
 from clearhead.base.public_names import publish as _publish
 from clearhead.explanation.diagnosis.diagnose import diagnose as diagnose
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis as Diagnosis

@@ -10,7 +10,7 @@ import re
 import textwrap
 from collections.abc import Iterator
 
-from clearhead.base.text import escaped, printable
+from clearhead.base.output.text import escaped, printable
 from clearhead.explanation.document import Document, Entry, Section, Table, text_of
 
 CELL = "text-align:right;font-variant-numeric:tabular-nums;padding:1px 8px"

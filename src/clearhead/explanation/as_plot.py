@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from clearhead.base.errors import ClearheadError, require
-from clearhead.base.formulas import number
-from clearhead.base.pictures import Panel, to_label, to_plain_text, write_numbers
-from clearhead.base.steps import Step
+from clearhead.base.output.pictures import Panel, to_label, to_plain_text, write_numbers
+from clearhead.base.symbolic.formulas import number
+from clearhead.base.symbolic.steps import Step
 from clearhead.explanation.document import tables
 from clearhead.explanation.shown import Shown
 
 if TYPE_CHECKING:
-    from clearhead.base.pictures import Axes
+    from clearhead.base.output.pictures import Axes
 
 
 def plot(step: Step, shown: Shown, ax: Axes | None) -> Axes | np.ndarray:

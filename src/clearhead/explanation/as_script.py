@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
-from clearhead.base.steps import Step
-from clearhead.base.text import printable
+from clearhead.base.output.text import printable
+from clearhead.base.symbolic.steps import Step
 from clearhead.explanation.document import Document
 
 NUMBERS = 20_000  # the most numbers that the inputs of a script hold

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
 
-from clearhead.base.text import KEPT, printable
+from clearhead.base.output.text import KEPT, printable
 from clearhead.explanation.document import Document, Entry, Table, text_of
 from clearhead.explanation.shown import Shown, few_keys, narrowed
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from clearhead.base.contexts import without_autocast
-from clearhead.base.steps import Step, number
+from clearhead.base.symbolic.steps import Step, number
+from clearhead.base.torch_state.contexts import without_autocast
 from clearhead.explanation.inputs import letters
 from clearhead.explanation.shown import Shown
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
 from clearhead.base.shapes import Sizes
-from clearhead.base.steps import Step, made
+from clearhead.base.symbolic.steps import Step, made
 from clearhead.explanation.explain import explain
 from clearhead.explanation.explanation import Explanation, Part, shown_as
 from clearhead.explanation.of_problem import ROW, explain_softmax

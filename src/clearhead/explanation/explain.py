@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from clearhead._attention import Arguments, LengthsLike, Rows, listed_scores, masked_softmax, softmax_mask
 from clearhead.base.arrays import Array, ArrayT, check_float, to_tensor_float
-from clearhead.base.contexts import without_autocast
 from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.keyword_hints import raise_unknown_keywords
+from clearhead.base.output.words import TokensLike
 from clearhead.base.positions import check_align
 from clearhead.base.shapes import AlignLike
-from clearhead.base.tensor_kind import is_readable
-from clearhead.base.words import TokensLike
+from clearhead.base.torch_state.contexts import without_autocast
+from clearhead.base.torch_state.tensor_kind import is_readable
 from clearhead.explanation.call_arguments import AttentionOptions, bind_attention
 from clearhead.explanation.explanation import Explanation, Part, shown_as
 from clearhead.explanation.gradients import leaves, with_gradients

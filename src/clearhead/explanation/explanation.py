@@ -13,12 +13,12 @@ import numpy as np
 
 from clearhead.base.arrays import Array
 from clearhead.base.errors import ClearheadError, require
-from clearhead.base.formulas import DIGITS, with_digits
 from clearhead.base.numbers import check_count
-from clearhead.base.pages import Frame, write_page
-from clearhead.base.steps import Step
-from clearhead.base.text import brief, said
-from clearhead.base.written import check_writable, ending_of, replacing
+from clearhead.base.output.pages import Frame, write_page
+from clearhead.base.output.text import brief, said
+from clearhead.base.output.written import check_writable, ending_of, replacing
+from clearhead.base.symbolic.formulas import DIGITS, with_digits
+from clearhead.base.symbolic.steps import Step
 from clearhead.explanation import as_markup, as_notebook, as_plot, as_script, as_text
 from clearhead.explanation.document import Document, at_pair
 from clearhead.explanation.document import Part as Part
@@ -27,7 +27,7 @@ from clearhead.explanation.shown import Shown
 from clearhead.inspection.matrix import NoSuchMethod
 
 if TYPE_CHECKING:
-    from clearhead.base.pictures import Axes
+    from clearhead.base.output.pictures import Axes
 
 T = TypeVar("T")
 

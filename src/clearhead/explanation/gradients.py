@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import to_tensor_float
-from clearhead.base.contexts import without_autocast
 from clearhead.base.errors import ClearheadError, ShapeError
-from clearhead.base.expressions import Expression, Unsaid, flows, formula_of, reads
-from clearhead.base.steps import Step
+from clearhead.base.symbolic.expressions import Expression, Unsaid, flows, formula_of, reads
+from clearhead.base.symbolic.steps import Step
+from clearhead.base.torch_state.contexts import without_autocast
 from clearhead.explanation.explanation import Explanation, Part
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from clearhead.base.pages import Frame, embedded, filled, head, program, source, style, write_page
-from clearhead.base.text import escaped
+from clearhead.base.output.pages import Frame, embedded, filled, head, program, source, style, write_page
+from clearhead.base.output.text import escaped
 
 WIDTH = 360  # the units across: a telephone shows about one pixel for each
 

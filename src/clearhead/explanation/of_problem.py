@@ -12,10 +12,10 @@ from torch import Tensor
 from clearhead._attention import Arguments
 from clearhead.base.arrays import accumulated
 from clearhead.base.dropout import factors
-from clearhead.base.expressions import short
-from clearhead.base.modules import with_parameters
 from clearhead.base.shapes import Sizes
-from clearhead.base.steps import PAIRS, Operand, Step, made, number
+from clearhead.base.symbolic.expressions import short
+from clearhead.base.symbolic.steps import PAIRS, Operand, Step, made, number
+from clearhead.base.torch_state.modules import with_parameters
 from clearhead.biases.base import ends_in, numbers_alone
 from clearhead.biases.dense import DenseBias
 from clearhead.engines.tiled import tiles

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.base.pages import embedded, filled, head, program, source, style
-from clearhead.base.steps import Step
-from clearhead.base.text import escaped, printable
+from clearhead.base.output.pages import embedded, filled, head, program, source, style
+from clearhead.base.output.text import escaped, printable
+from clearhead.base.symbolic.steps import Step
 from clearhead.explanation.document import WIDTH, Document, Entry, at_pair, kind_of
 from clearhead.explanation.shown import Shown
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.output.words import TokensLike, word_list
 from clearhead.base.shapes import Sizes
-from clearhead.base.steps import Step
-from clearhead.base.words import TokensLike, word_list
+from clearhead.base.symbolic.steps import Step
 from clearhead.inspection.index import parse
 from clearhead.problem.region import Region
 

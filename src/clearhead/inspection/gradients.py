@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import ArrayT, accumulated
-from clearhead.base.contexts import without_autocast
 from clearhead.base.errors import ClearheadError
 from clearhead.base.numbers import check_flag
-from clearhead.base.versions import Versions
+from clearhead.base.torch_state.contexts import without_autocast
+from clearhead.base.torch_state.versions import Versions
 from clearhead.engines.base import Engine
 from clearhead.engines.tiled.tiles import grouped_product
 from clearhead.inspection.index import Heads

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
+from clearhead.base.output.text import brief
 from clearhead.base.shapes import Sizes
-from clearhead.base.text import brief
 from clearhead.problem.problem import Problem
 from clearhead.problem.regions import of_heads
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ShapeError
-from clearhead.base.text import outlined
+from clearhead.base.output.text import outlined
 
 
 class SVD(NamedTuple):

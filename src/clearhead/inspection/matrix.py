@@ -15,11 +15,11 @@ from torch import Tensor
 
 from clearhead.base.arrays import ArrayT, to_tensor
 from clearhead.base.errors import ClearheadError, UnsupportedError, human_bytes
-from clearhead.base.mode import get_mode
 from clearhead.base.numbers import check_count, check_flag
+from clearhead.base.output.text import brief, said
 from clearhead.base.shapes import Sizes
-from clearhead.base.text import brief, said
-from clearhead.base.torch_private import tree_map_only
+from clearhead.base.torch_state.mode import get_mode
+from clearhead.base.torch_state.torch_private import tree_map_only
 from clearhead.inspection import _dense
 from clearhead.inspection._dense import accept_numpy_names, make_array_method, make_dense_method
 from clearhead.inspection.by_blocks import NUMBERS, extreme, extreme_places, filled, summed

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
-from clearhead.base.pictures import MOST, Array, Panel
+from clearhead.base.output.pictures import MOST, Array, Panel
+from clearhead.base.output.text import brief, escaped, said
+from clearhead.base.output.thumbnails import picture, short
 from clearhead.base.selected import numbers_of
-from clearhead.base.text import brief, escaped, said
-from clearhead.base.thumbnails import picture, short
 from clearhead.inspection.index import parse
 from clearhead.masks._draw import cell_of, of, shares
 from clearhead.problem.problem import Problem

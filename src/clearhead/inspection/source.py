@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._attention import Arguments
-from clearhead.base.contexts import capture_autocast
 from clearhead.base.errors import ClearheadError
-from clearhead.base.mode import get_mode
-from clearhead.base.modules import settled
-from clearhead.base.text import said
-from clearhead.base.versions import Versions
+from clearhead.base.output.text import said
+from clearhead.base.torch_state.contexts import capture_autocast
+from clearhead.base.torch_state.mode import get_mode
+from clearhead.base.torch_state.modules import settled
+from clearhead.base.torch_state.versions import Versions
 from clearhead.masks.base import Mask
 from clearhead.problem.checked import checked, ours
 from clearhead.problem.problem import ABSENT, Problem, with_value

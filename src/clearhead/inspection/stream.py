@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from clearhead.base.contexts import without_autocast
+from clearhead.base.torch_state.contexts import without_autocast
 from clearhead.engines.base import Engine
 from clearhead.engines.summarised import summarised
 from clearhead.engines.tiled.statistics import looks

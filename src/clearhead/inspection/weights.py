@@ -11,12 +11,12 @@ from torch import Tensor
 
 from clearhead._attention import Arguments, ScoreLike
 from clearhead.base.arrays import Array, ArrayT, Integers, accumulated, check_float, is_numpy, to_tensor_float
-from clearhead.base.contexts import without_autocast
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.keyword_hints import raise_unknown_keywords
-from clearhead.base.pictures import Side, Style, check_style, draw
+from clearhead.base.output.pictures import Side, Style, check_style, draw
 from clearhead.base.shapes import AlignLike, Sizes, refuse_fakes
-from clearhead.base.tensor_kind import is_on_host
+from clearhead.base.torch_state.contexts import without_autocast
+from clearhead.base.torch_state.tensor_kind import is_on_host
 from clearhead.biases.base import BiasLike
 from clearhead.engines.base import Engine
 from clearhead.engines.choose import choose
@@ -47,7 +47,7 @@ from clearhead.problem.regions import cut
 from clearhead.problem.summary import Summary
 
 if TYPE_CHECKING:
-    from clearhead.base.pictures import Axes, Colormap
+    from clearhead.base.output.pictures import Axes, Colormap
 
 R1 = TypeVar("R1")
 R2 = TypeVar("R2")

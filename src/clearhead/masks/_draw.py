@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
-from clearhead.base.pictures import Panel, Side, Style
-from clearhead.base.pictures import draw as drawn_panels
+from clearhead.base.output.pictures import Panel, Side, Style
+from clearhead.base.output.pictures import draw as drawn_panels
+from clearhead.base.output.text import escaped, said
+from clearhead.base.output.thumbnails import picture, short
 from clearhead.base.shapes import Sizes
-from clearhead.base.text import escaped, said
-from clearhead.base.thumbnails import picture, short
 from clearhead.masks._spans import Spans
 
 if TYPE_CHECKING:
-    from clearhead.base.pictures import Axes
+    from clearhead.base.output.pictures import Axes
 
 CELLS = 12  # the most rows and columns of a picture in characters
 LARGEST = 1024  # the most queries or keys that are drawn; later ones are left out

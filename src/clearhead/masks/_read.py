@@ -12,11 +12,11 @@ from torch import Tensor
 
 from clearhead.base.arrays import check_memory, is_whole, mask_forms, to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError, columns
-from clearhead.base.mode import get_mode
+from clearhead.base.output.text import brief
 from clearhead.base.shapes import Sizes
-from clearhead.base.tensor_kind import is_on_host, is_plain, is_readable, require_all
-from clearhead.base.text import brief
-from clearhead.base.versions import Versions
+from clearhead.base.torch_state.mode import get_mode
+from clearhead.base.torch_state.tensor_kind import is_on_host, is_plain, is_readable, require_all
+from clearhead.base.torch_state.versions import Versions
 
 T = TypeVar("T")
 KEPT = "_clearhead_kept"  # begins the names of what a mask keeps in itself: no attribute of a caller's has this name

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from clearhead.base.arrays import is_dense, shown
 from clearhead.base.errors import ClearheadError, ShapeError
-from clearhead.base.mode import get_mode
-from clearhead.base.rules import ByPair, Joined, as_part, entry
+from clearhead.base.output.text import with_outline
 from clearhead.base.shapes import Sizes, broadcasts, extent, part
-from clearhead.base.tensor_kind import has_vmap_dimension, is_on_host, is_readable, to_host_array
-from clearhead.base.text import with_outline
+from clearhead.base.torch_state.mode import get_mode
+from clearhead.base.torch_state.tensor_kind import has_vmap_dimension, is_on_host, is_readable, to_host_array
+from clearhead.base.user_functions.rules import ByPair, Joined, as_part, entry
 
 MOST = 4  # the most intervals of a query; a mask with more has their hull and a residual
 

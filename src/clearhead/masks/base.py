@@ -13,14 +13,14 @@ from clearhead.base.arrays import Array, mask_forms, refuse_additive
 from clearhead.base.document_edges import DocumentEdges
 from clearhead.base.errors import ClearheadError
 from clearhead.base.numbers import check_flag
+from clearhead.base.output.pictures import Style
+from clearhead.base.output.text import brief, said
 from clearhead.base.part_settings import PartSettings
-from clearhead.base.pictures import Style
 from clearhead.base.positions import check_align
 from clearhead.base.shapes import AlignLike, Sizes, array_sizes
 from clearhead.base.shapes import Sides as Sides
-from clearhead.base.steps import PAIRS as PAIRS
-from clearhead.base.steps import Step
-from clearhead.base.text import brief, said
+from clearhead.base.symbolic.steps import PAIRS as PAIRS
+from clearhead.base.symbolic.steps import Step
 from clearhead.masks._draw import html, plot, sizes_drawn, text
 from clearhead.masks._read import KEPT
 from clearhead.masks._spans import Residual as Residual
@@ -29,7 +29,7 @@ from clearhead.masks._spans import all_keys as all_keys
 from clearhead.masks._spans import check_spans as check_spans
 
 if TYPE_CHECKING:
-    from clearhead.base.pictures import Axes
+    from clearhead.base.output.pictures import Axes
 
 OPERATORS: dict[str, Callable[..., Mask]] = {}  # what `&`, `|` and `~` make: see `combined.py`
 

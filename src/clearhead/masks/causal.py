@@ -10,7 +10,7 @@ from torch import Tensor
 from clearhead.base.arrays import is_causal_bias
 from clearhead.base.positions import positions, query_offset
 from clearhead.base.shapes import Align, Sizes
-from clearhead.base.steps import Step, made
+from clearhead.base.symbolic.steps import Step, made
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 
 

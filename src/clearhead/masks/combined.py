@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from clearhead.base.fold import fold
-from clearhead.base.rules import Joined
+from clearhead.base.output.text import said
+from clearhead.base.output.thumbnails import short
 from clearhead.base.shapes import Sizes
-from clearhead.base.steps import PAIRS, Step, made
-from clearhead.base.text import said
-from clearhead.base.thumbnails import short
+from clearhead.base.symbolic.fold import fold
+from clearhead.base.symbolic.steps import PAIRS, Step, made
+from clearhead.base.user_functions.rules import Joined
 from clearhead.masks._spans import Residual, Spans, all_keys, complement, intersection, of_intervals, union
 from clearhead.masks.base import OPERATORS, Mask, Sides
 from clearhead.masks.first_keys import FirstKeys

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from clearhead.base.arrays import Array, check_memory, mask_forms, owned, refuse_additive
 from clearhead.base.errors import ClearheadError
-from clearhead.base.mode import get_mode
-from clearhead.base.rules import ByPair, entry
 from clearhead.base.shapes import Sides, Sizes, fit, part, placed
-from clearhead.base.tensor_kind import is_on_host, is_readable
+from clearhead.base.torch_state.mode import get_mode
+from clearhead.base.torch_state.tensor_kind import is_on_host, is_readable
+from clearhead.base.user_functions.rules import ByPair, entry
 from clearhead.masks._read import KEPT, intervals
 from clearhead.masks.base import Mask, Spans
 

@@ -12,10 +12,10 @@ from clearhead.base.arrays import Integers, shown
 from clearhead.base.document_edges import DocumentEdges
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.positions import query_offset
-from clearhead.base.rules import ByPair, entry
 from clearhead.base.shapes import Sizes, heads_second, moved, one_or, part, placed
-from clearhead.base.steps import Step, made
-from clearhead.base.tensor_kind import has_no_values, is_readable
+from clearhead.base.symbolic.steps import Step, made
+from clearhead.base.torch_state.tensor_kind import has_no_values, is_readable
+from clearhead.base.user_functions.rules import ByPair, entry
 from clearhead.masks._read import check_integers, check_lengths, derived, few_values, own, signature_of, wrong_shape
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 

@@ -13,8 +13,8 @@ from clearhead.base.arrays import Integers
 from clearhead.base.errors import ClearheadError
 from clearhead.base.positions import key_positions
 from clearhead.base.shapes import Sizes, heads_second, part, placed
-from clearhead.base.steps import Step, made
-from clearhead.base.tensor_kind import require_all
+from clearhead.base.symbolic.steps import Step, made
+from clearhead.base.torch_state.tensor_kind import require_all
 from clearhead.masks._read import Known, check_lengths, derived, known, signature_of, wrong_shape
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import check_memories
-from clearhead.base.function_reads import FunctionReads
-from clearhead.base.mode import get_mode
-from clearhead.base.rules import ByPair, Rule, ask, check_rule, reads_of, title_of
 from clearhead.base.shapes import Sizes
-from clearhead.base.single_pairs import must_ask_again, reads_rows
+from clearhead.base.torch_state.mode import get_mode
+from clearhead.base.user_functions.function_reads import FunctionReads
+from clearhead.base.user_functions.rules import ByPair, Rule, ask, check_rule, reads_of, title_of
+from clearhead.base.user_functions.single_pairs import must_ask_again, reads_rows
 from clearhead.masks._read import KEPT
 from clearhead.masks.base import Mask, Spans, all_keys
 

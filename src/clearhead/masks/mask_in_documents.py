@@ -9,8 +9,8 @@ from torch import Tensor
 
 from clearhead.base.document_edges import DocumentEdges
 from clearhead.base.errors import ClearheadError
+from clearhead.base.output.thumbnails import short
 from clearhead.base.shapes import Sizes, moved
-from clearhead.base.thumbnails import short
 from clearhead.masks.base import Mask, Sides, Spans
 from clearhead.masks.first_keys import FirstKeys
 

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from clearhead.base.arrays import Array, refuse_additive, to_tensor
 from clearhead.base.errors import ClearheadError
-from clearhead.base.rules import ByPair, entry
 from clearhead.base.shapes import Sizes, heads_second, one_or, part, placed
-from clearhead.base.steps import Step
-from clearhead.base.tensor_kind import require_all
+from clearhead.base.symbolic.steps import Step
+from clearhead.base.torch_state.tensor_kind import require_all
+from clearhead.base.user_functions.rules import ByPair, entry
 from clearhead.masks._read import derived, intervals, own, wrong_shape
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 

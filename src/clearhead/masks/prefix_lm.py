@@ -10,8 +10,8 @@ import torch
 from clearhead.base.arrays import Integers
 from clearhead.base.positions import positions, query_offset
 from clearhead.base.shapes import Sizes, one_or, part, placed
-from clearhead.base.steps import Step, made
-from clearhead.base.tensor_kind import is_readable
+from clearhead.base.symbolic.steps import Step, made
+from clearhead.base.torch_state.tensor_kind import is_readable
 from clearhead.masks._draw import LARGEST
 from clearhead.masks._read import Known, check_lengths, derived, known, signature_of, wrong_shape
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans

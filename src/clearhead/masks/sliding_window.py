@@ -10,7 +10,7 @@ import torch
 from clearhead.base.numbers import check_count
 from clearhead.base.positions import FAR, positions, query_offset
 from clearhead.base.shapes import Sizes
-from clearhead.base.steps import Step, made
+from clearhead.base.symbolic.steps import Step, made
 from clearhead.masks._draw import LARGEST
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 

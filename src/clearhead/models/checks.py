@@ -15,17 +15,17 @@ from torch import Tensor, nn
 from clearhead.base.arrays import Array
 from clearhead.base.errors import ClearheadError, UnsupportedError, require
 from clearhead.base.managers import Uninterrupted
-from clearhead.base.text import brief, listed, said
-from clearhead.base.torch_private import tree_map_only
-from clearhead.models.attention_call import AttentionCall
-from clearhead.models.call import Call
-from clearhead.models.calls import Calls
-from clearhead.models.read.audit import TOLERANCE, Expected
-from clearhead.models.tap.layers import FIRST, LayerName
-from clearhead.models.tap.modules import Kind
-from clearhead.models.tap.transformers_private import backend_of, has_backend, set_backend, takes_backends
-from clearhead.models.use.departure import of_call
-from clearhead.models.use.edits.edit import refuse_edited
+from clearhead.base.output.text import brief, listed, said
+from clearhead.base.torch_state.torch_private import tree_map_only
+from clearhead.models.audits.audit import TOLERANCE, Expected
+from clearhead.models.edits.edit import refuse_edited
+from clearhead.models.interception.layers import FIRST, LayerName
+from clearhead.models.interception.modules import Kind
+from clearhead.models.interception.transformers_private import backend_of, has_backend, set_backend, takes_backends
+from clearhead.models.recorder.departure import of_call
+from clearhead.models.recordings.attention_call import AttentionCall
+from clearhead.models.recordings.call import Call
+from clearhead.models.recordings.calls import Calls
 from clearhead.models.watch import watch_own
 
 

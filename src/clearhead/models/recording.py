@@ -10,26 +10,26 @@ from torch import Tensor
 
 from clearhead.base.arrays import Array
 from clearhead.base.errors import require
-from clearhead.base.words import TokensLike
+from clearhead.base.output.words import TokensLike
 from clearhead.explanation.diagnosis.diagnose import diagnosis_of
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis
 from clearhead.inspection.measures import Found, Measure
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.inspection.reductions.by_query import Entropy, MeanDistance, SinkShare, TopK
-from clearhead.models.attention_call import AttentionCall
-from clearhead.models.call_diagnosis import case_of
-from clearhead.models.calls import labels
-from clearhead.models.chain.generation import Generation, found_rows, joined_call, warn_of_beams
-from clearhead.models.read.audit import Audit, Expected, audit
-from clearhead.models.read.differences import Differences, compare_calls
-from clearhead.models.read.distinctive import Distinctive, distinctive, measured
-from clearhead.models.read.rollout import rollout
-from clearhead.models.read.tokens import Tokens
-from clearhead.models.show.paged import roles
-from clearhead.models.show.recorded_calls import RecordedCalls
+from clearhead.models.audits.audit import Audit, Expected, audit
+from clearhead.models.comparison.differences import Differences, compare_calls
+from clearhead.models.interception.choice import Layers, Pairs, Positions
+from clearhead.models.recordings.attention_call import AttentionCall
+from clearhead.models.recordings.call_diagnosis import case_of
+from clearhead.models.recordings.calls import labels
+from clearhead.models.recordings.distinctive import Distinctive, distinctive, measured
+from clearhead.models.recordings.generation import Generation, found_rows, joined_call, warn_of_beams
+from clearhead.models.recordings.reduced import reduced
+from clearhead.models.recordings.rollout import rollout
+from clearhead.models.recordings.tokens import Tokens
 from clearhead.models.table import Table
-from clearhead.models.tap.choice import Layers, Pairs, Positions
-from clearhead.models.use.reduced import reduced
+from clearhead.models.views.paged import roles
+from clearhead.models.views.recorded_calls import RecordedCalls
 
 
 class Recording(RecordedCalls):
@@ -316,7 +316,7 @@ def load_recording(path: str | Path) -> Recording:
     removed.
     """
     require("msgspec", "models", "loading a recording")
-    from clearhead.models.show.recording_file import read_recording
+    from clearhead.models.recordings.recording_file import read_recording
 
     return Recording(read_recording(path))
 

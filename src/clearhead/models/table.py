@@ -13,9 +13,9 @@ import numpy as np
 
 from clearhead.base.errors import ClearheadError
 from clearhead.base.numbers import check_count
-from clearhead.base.pages import write_page
-from clearhead.base.text import brief, printable, said
-from clearhead.base.written import ending_of
+from clearhead.base.output.pages import write_page
+from clearhead.base.output.text import brief, printable, said
+from clearhead.base.output.written import ending_of
 from clearhead.inspection.measures import MEASURES
 
 if TYPE_CHECKING:

@@ -11,14 +11,14 @@ from torch import nn
 from clearhead.base.arrays import Array
 from clearhead.base.managers import Managed
 from clearhead.inspection.reductions.base import Reduction
+from clearhead.models.interception.choice import Heads, Layers
+from clearhead.models.interception.padding import checked
+from clearhead.models.interception.refused import validate_model
+from clearhead.models.recorder.asked import Asked, asked, asked_to_reduce
+from clearhead.models.recorder.recorder import Recorder, recorded
 from clearhead.models.recording import Recording
-from clearhead.models.tap.choice import Heads, Layers
-from clearhead.models.tap.padding import checked
-from clearhead.models.tap.refused import validate_model
-from clearhead.models.use.asked import Asked, asked, asked_to_reduce
-from clearhead.models.use.means import Means
-from clearhead.models.use.recorder import Recorder, recorded
-from clearhead.models.use.reduced import Statistics
+from clearhead.models.recordings.means import Means
+from clearhead.models.recordings.reduced import Statistics
 
 T = TypeVar("T")
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
-from clearhead.base.mode import CURRENT, Mode, any_thread_compiles, get_mode
 from clearhead.base.numbers import check_count
-from clearhead.base.tensor_kind import is_readable
-from clearhead.base.text import brief
+from clearhead.base.output.text import brief
+from clearhead.base.torch_state.mode import CURRENT, Mode, any_thread_compiles, get_mode
+from clearhead.base.torch_state.tensor_kind import is_readable
 from clearhead.masks._read import own
 
 Ends = tuple[int, ...]  # the length of each sequence, on the host

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
-from clearhead.base.mode import Mode, get_mode
+from clearhead.base.output.text import brief
 from clearhead.base.positions import FAR
 from clearhead.base.shapes import Sizes, moved, placed
-from clearhead.base.tensor_kind import require_all
-from clearhead.base.text import brief
+from clearhead.base.torch_state.mode import Mode, get_mode
+from clearhead.base.torch_state.tensor_kind import require_all
 from clearhead.masks._read import check_lengths
 from clearhead.masks.base import Mask, all_keys
 from clearhead.masks.causal import Causal

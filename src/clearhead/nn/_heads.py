@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from clearhead.base.arrays import FLOATS, check_kind, check_memories, owned
-from clearhead.base.contexts import is_autocasting, is_cast_together
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
-from clearhead.base.mode import get_mode
 from clearhead.base.numbers import check_count
 from clearhead.base.shapes import Sizes, broadcasts
-from clearhead.base.tensor_kind import holds_all_bytes, is_dtensor
-from clearhead.base.torch_private import has_hooks, read_linear
+from clearhead.base.torch_state.contexts import is_autocasting, is_cast_together
+from clearhead.base.torch_state.mode import get_mode
+from clearhead.base.torch_state.tensor_kind import holds_all_bytes, is_dtensor
+from clearhead.base.torch_state.torch_private import has_hooks, read_linear
 from clearhead.biases.base import Bias
 from clearhead.masks.base import Mask
 from clearhead.masks.dense import check_keep

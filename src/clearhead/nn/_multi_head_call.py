@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.output.text import brief
 from clearhead.base.positions import check_align
 from clearhead.base.shapes import Sizes
-from clearhead.base.text import brief
 from clearhead.masks.causal import Causal
 from clearhead.nn import _heads, _options
 from clearhead.nn._cache_step import CacheStep, extend

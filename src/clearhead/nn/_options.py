@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from clearhead.base.arrays import check_float, to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.numbers import check_number, check_positive
+from clearhead.base.output.text import brief
 from clearhead.base.shapes import one_or
-from clearhead.base.tensor_kind import is_dtensor
-from clearhead.base.text import brief
+from clearhead.base.torch_state.tensor_kind import is_dtensor
 from clearhead.biases.base import Bias
 from clearhead.biases.dense import DenseBias
 from clearhead.nn._heads import split_heads

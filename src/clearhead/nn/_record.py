@@ -12,9 +12,9 @@ from torch import nn
 from clearhead import _attention
 from clearhead._attention import Arguments, Attended
 from clearhead.base.errors import ClearheadError
-from clearhead.base.mode import get_mode
 from clearhead.base.numbers import check_flag
-from clearhead.base.text import brief
+from clearhead.base.output.text import brief
+from clearhead.base.torch_state.mode import get_mode
 from clearhead.inspection.source import DerivedSource, FromCall, FromRecord, Source, shown
 from clearhead.inspection.weights import Weights
 from clearhead.problem.padded import get_nested_edges, pad_problem

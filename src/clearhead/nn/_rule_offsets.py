@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.base.mode import get_mode
-from clearhead.base.rules import entry
 from clearhead.base.shapes import moved
-from clearhead.base.torch_private import OF_MODULES, parts_of
+from clearhead.base.torch_state.mode import get_mode
+from clearhead.base.torch_state.torch_private import OF_MODULES, parts_of
+from clearhead.base.user_functions.rules import entry
 from clearhead.biases.base import Bias, Sum
 from clearhead.biases.bias_function import BiasFunction
 from clearhead.masks._read import KEPT

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from clearhead._attention import Arguments
 from clearhead.base.arrays import is_dense, refuse_additive, shown
-from clearhead.base.contexts import without_autocast
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.shapes import Sizes, unflatten
-from clearhead.base.tensor_kind import is_readable
+from clearhead.base.torch_state.contexts import without_autocast
+from clearhead.base.torch_state.tensor_kind import is_readable
 from clearhead.engines import reference
 from clearhead.masks.base import Mask
 from clearhead.masks.causal import Causal

@@ -15,7 +15,7 @@ from clearhead.base.keyword_hints import raise_unknown_keywords
 from clearhead.base.numbers import check_count
 from clearhead.base.products import multiply
 from clearhead.base.shapes import AlignLike
-from clearhead.base.torch_private import has_hooks, put_parts
+from clearhead.base.torch_state.torch_private import has_hooks, put_parts
 from clearhead.masks.base import MaskLike
 from clearhead.nn._heads import check_dtype, reset_modules
 from clearhead.nn._nested import pack_inputs

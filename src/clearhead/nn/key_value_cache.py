@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from clearhead.base.arrays import Integers, check_float, check_memory, shown
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
-from clearhead.base.mode import any_thread_compiles, get_mode
 from clearhead.base.numbers import check_count
+from clearhead.base.output.text import brief
 from clearhead.base.shapes import placed, refuse_fakes
-from clearhead.base.tensor_kind import has_own_dispatch, is_freed, is_readable, require_all
-from clearhead.base.text import brief
-from clearhead.base.versions import digest
+from clearhead.base.torch_state.mode import any_thread_compiles, get_mode
+from clearhead.base.torch_state.tensor_kind import has_own_dispatch, is_freed, is_readable, require_all
+from clearhead.base.torch_state.versions import digest
 from clearhead.nn._cache_state import CacheState, validate_limits
 from clearhead.nn._cache_step import CacheStep, extend, validate_counts
 from clearhead.nn._options import NORMS

@@ -12,10 +12,10 @@ from clearhead.base.arrays import Integers
 from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ClearheadError
 from clearhead.base.keyword_hints import raise_unknown_keywords
-from clearhead.base.modules import Values, set_again, values_of
 from clearhead.base.numbers import check_count, check_flag
+from clearhead.base.output.text import brief
 from clearhead.base.shapes import AlignLike
-from clearhead.base.text import brief
+from clearhead.base.torch_state.modules import Values, set_again, values_of
 from clearhead.biases.base import Bias, BiasLike
 from clearhead.masks.base import MaskLike
 from clearhead.nn import _torch
@@ -113,7 +113,9 @@ class MultiHeadAttention(RecordingModule):
     temperature: float | Tensor | None
     sinks: Tensor | None
     _given: dict[str, Values | None]  # the numbers of scale and temperature at first, where they are tensors
-    projects_inputs = True  # its inputs are projected to query, key and value inside: see models/tap/modules.py
+    projects_inputs = (
+        True  # its inputs are projected to query, key and value inside: see models/interception/modules.py
+    )
 
     def __init__(
         self,

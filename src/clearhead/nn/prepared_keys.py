@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from clearhead.base.arrays import Array, shape_shown, shown
 from clearhead.base.errors import ClearheadError
-from clearhead.base.mode import get_mode
+from clearhead.base.torch_state.mode import get_mode
 from clearhead.nn._heads import have_one_dtype
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from clearhead.base.arrays import check_float, is_dense, shown, to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_number
+from clearhead.base.output.text import brief
 from clearhead.base.shapes import Sizes, no_heads
-from clearhead.base.text import brief
 from clearhead.biases.base import Bias
 from clearhead.biases.bias_in_documents import BiasInDocuments
 from clearhead.biases.dense import DenseBias

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clearhead.base.arrays import is_whole, refuse_additive, shown, to_tensor
 from clearhead.base.errors import ClearheadError
-from clearhead.base.text import brief
+from clearhead.base.output.text import brief
 from clearhead.biases.base import Bias
 from clearhead.biases.dense import DenseBias
 from clearhead.masks._read import as_tensor

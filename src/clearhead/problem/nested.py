@@ -10,9 +10,9 @@ from torch import Tensor
 
 from clearhead.base.document_edges import DocumentEdges, RowEdges
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
-from clearhead.base.mode import get_mode
-from clearhead.base.tensor_kind import unwrap
-from clearhead.base.torch_state import interpreter
+from clearhead.base.torch_state.active import interpreter
+from clearhead.base.torch_state.mode import get_mode
+from clearhead.base.torch_state.tensor_kind import unwrap
 from clearhead.masks.base import Mask
 from clearhead.masks.dense import DenseMask
 from clearhead.masks.documents import DocumentsByEdges

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from clearhead.base.mode import CURRENT
+from clearhead.base.output.text import with_outline
 from clearhead.base.shapes import Sizes, part
-from clearhead.base.text import with_outline
+from clearhead.base.torch_state.mode import CURRENT
 from clearhead.biases.base import Added
 from clearhead.masks.base import Spans, check_spans
 from clearhead.problem.problem import Problem

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clearhead.base.text import with_outline
+from clearhead.base.output.text import with_outline
 
 
 @with_outline

@@ -10,19 +10,19 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import check_float, mask_forms, to_tensor, to_tensor_float
-from clearhead.base.contexts import cast_input, is_autocasting, raise_in_jit_trace
 from clearhead.base.document_edges import DocumentEdges
 from clearhead.base.dropout import check_dropout, draw_seed
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
-from clearhead.base.function_reads import FunctionReads
 from clearhead.base.kept import Memo
-from clearhead.base.mode import CURRENT, Mode, get_mode
-from clearhead.base.modules import after_hooks
+from clearhead.base.output.text import outlined
 from clearhead.base.positions import check_align, query_offset
 from clearhead.base.shapes import Sizes, as_inputs, copy_shared_rows, fit, plain_sizes, refuse_fakes
-from clearhead.base.tensor_kind import has_no_values, is_dtensor, is_in_memory, is_on_host, is_readable
-from clearhead.base.text import outlined
-from clearhead.base.versions import Versions
+from clearhead.base.torch_state.contexts import cast_input, is_autocasting, raise_in_jit_trace
+from clearhead.base.torch_state.mode import CURRENT, Mode, get_mode
+from clearhead.base.torch_state.modules import after_hooks
+from clearhead.base.torch_state.tensor_kind import has_no_values, is_dtensor, is_in_memory, is_on_host, is_readable
+from clearhead.base.torch_state.versions import Versions
+from clearhead.base.user_functions.function_reads import FunctionReads
 from clearhead.biases.base import Added, lowered
 from clearhead.biases.dense import DenseBias
 from clearhead.masks.base import Mask, Spans

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from clearhead.base.function_reads import FunctionReads
-from clearhead.base.torch_private import parts_of
+from clearhead.base.torch_state.torch_private import parts_of
+from clearhead.base.user_functions.function_reads import FunctionReads
 from clearhead.biases.bias_function import BiasFunction
 from clearhead.masks._read import KEPT
 from clearhead.masks.base import Mask

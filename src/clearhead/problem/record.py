@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from clearhead.base.arrays import check_memories
 from clearhead.base.errors import ClearheadError
-from clearhead.base.mode import CURRENT
-from clearhead.base.modules import Change, Module, with_parameters
+from clearhead.base.output.text import with_outline
 from clearhead.base.shapes import part
-from clearhead.base.text import with_outline
-from clearhead.base.torch_private import uncounted, whole_of
-from clearhead.base.versions import Versions
+from clearhead.base.torch_state.mode import CURRENT
+from clearhead.base.torch_state.modules import Change, Module, with_parameters
+from clearhead.base.torch_state.torch_private import uncounted, whole_of
+from clearhead.base.torch_state.versions import Versions
 from clearhead.biases.base import Added
 from clearhead.masks.base import Residual, Spans
 from clearhead.problem.checked import checked

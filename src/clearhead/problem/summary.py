@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from clearhead.base.text import with_outline
+from clearhead.base.output.text import with_outline
 from clearhead.problem.problem import Problem
 
 KEYS = ("best_key", "indices")  # the statistics that are numbers of keys, int64

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.mode import get_mode
 from clearhead.base.shapes import Sizes, one_or, unflatten
-from clearhead.base.tensor_kind import is_on_host, is_readable
+from clearhead.base.torch_state.mode import get_mode
+from clearhead.base.torch_state.tensor_kind import is_on_host, is_readable
 from clearhead.masks.base import Spans
 
 # Where the keys are that no query sees: there are none, they are outside the hull of their sequence's spans, or perhaps

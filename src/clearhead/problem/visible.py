@@ -11,11 +11,11 @@ from torch import Tensor
 
 from clearhead.base.errors import ShapeError, UnsupportedError
 from clearhead.base.kept import Memo, Table, size_of
-from clearhead.base.mode import CURRENT, Mode, get_mode, is_capturing_graph
+from clearhead.base.output.text import with_outline
 from clearhead.base.shapes import Sizes, moved, part
-from clearhead.base.tensor_kind import MASKS_BY_SAMPLE, has_vmap_dimension, is_on_host, is_readable, unwrap
-from clearhead.base.text import with_outline
-from clearhead.base.versions import Versions
+from clearhead.base.torch_state.mode import CURRENT, Mode, get_mode, is_capturing_graph
+from clearhead.base.torch_state.tensor_kind import MASKS_BY_SAMPLE, has_vmap_dimension, is_on_host, is_readable, unwrap
+from clearhead.base.torch_state.versions import Versions
 from clearhead.masks._read import KEPT
 from clearhead.masks._spans import edges_on_host
 from clearhead.masks.base import Mask, Spans, all_keys

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from clearhead.base.text import with_outline
+from clearhead.base.output.text import with_outline
 
 
 @with_outline

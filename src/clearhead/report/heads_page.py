@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from clearhead.base.pages import embedded, filled, head, program, source, style
+from clearhead.base.output.pages import embedded, filled, head, program, source, style
 from clearhead.report.describe import finite
 from clearhead.report.layer import About
 from clearhead.report.page import heads_pane

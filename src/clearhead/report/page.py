@@ -56,7 +56,7 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.base.errors import UnsupportedError
-from clearhead.base.pages import embedded, filled, filled_parts, head, program, source, style, write_parts
+from clearhead.base.output.pages import embedded, filled, filled_parts, head, program, source, style, write_parts
 from clearhead.report._blocks import PLACES, Blocks, plain
 from clearhead.report.describe import described, measured
 from clearhead.report.layer import Array, Layer, LeftOut, Measures

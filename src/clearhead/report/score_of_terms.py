@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from clearhead.base.steps import Step, made
+from clearhead.base.symbolic.steps import Step, made
 from clearhead.scores.base import Score
 from clearhead.scores.pair_functions import PHIS, Phi
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from clearhead.base.arrays import FLOATS, is_dense, shown
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_number
-from clearhead.base.text import with_outline
+from clearhead.base.output.text import with_outline
 from clearhead.scores.pair_functions import PHIS, Phi
 
 NARROW = tuple(dtype for dtype in FLOATS if dtype != torch.float64)  # the dtypes whose numbers float32 can hold

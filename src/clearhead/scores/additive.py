@@ -11,7 +11,7 @@ from clearhead.base.arrays import Array
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.numbers import check_count
 from clearhead.base.products import multiply
-from clearhead.base.steps import Step, made
+from clearhead.base.symbolic.steps import Step, made
 from clearhead.scores.base import SCORES, Pairwise, Score, check_width, draw_linear, given_parameter, linear_weight
 
 

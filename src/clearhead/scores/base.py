@@ -12,18 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.arrays import ArrayT, accumulated, check_float, check_memory, is_dense, shown, to_tensor_float
-from clearhead.base.contexts import is_cast_together
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
 from clearhead.base.kept import Memo
-from clearhead.base.mode import get_mode
-from clearhead.base.modules import settled, with_parameters
 from clearhead.base.numbers import check_count, check_flag, check_positive
+from clearhead.base.output.text import brief, said, with_outline
 from clearhead.base.part_settings import PartSettings, validate_softcap
-from clearhead.base.rules import as_part, check_tensors, indices_of
 from clearhead.base.shapes import as_inputs
-from clearhead.base.single_pairs import call_rule, must_ask_again, reads_rows
-from clearhead.base.steps import Step
-from clearhead.base.text import brief, said, with_outline
+from clearhead.base.symbolic.steps import Step
+from clearhead.base.torch_state.contexts import is_cast_together
+from clearhead.base.torch_state.mode import get_mode
+from clearhead.base.torch_state.modules import settled, with_parameters
+from clearhead.base.user_functions.rules import as_part, check_tensors, indices_of
+from clearhead.base.user_functions.single_pairs import call_rule, must_ask_again, reads_rows
 from clearhead.scores._pairwise import Pairwise as Pairwise
 from clearhead.scores._pairwise import check_pairwise as check_pairwise
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from clearhead.base.arrays import Array
 from clearhead.base.products import multiply
-from clearhead.base.steps import Step, made
+from clearhead.base.symbolic.steps import Step, made
 from clearhead.scores.base import Pairwise, Score, check_width, draw_linear, given_parameter, linear_weight
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from clearhead.base.document_edges import DocumentEdges
-from clearhead.base.modules import with_parameters
+from clearhead.base.torch_state.modules import with_parameters
 from clearhead.scores.base import ChangeOfPair, Score, name_of
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from clearhead.base.expressions import short
 from clearhead.base.numbers import check_positive
-from clearhead.base.steps import Step, made
+from clearhead.base.symbolic.expressions import short
+from clearhead.base.symbolic.steps import Step, made
 from clearhead.scores.base import Pairwise, Score, check_equal_width
 
 

@@ -7,7 +7,7 @@ import math
 from torch import Tensor
 
 from clearhead.base.numbers import check_number
-from clearhead.base.steps import Step, made
+from clearhead.base.symbolic.steps import Step, made
 from clearhead.scores.base import Pairwise, Score, check_equal_width
 
 

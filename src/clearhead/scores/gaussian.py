@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.errors import ShapeError
-from clearhead.base.modules import Values, set_again, values_of
 from clearhead.base.numbers import check_positive
-from clearhead.base.steps import Step, made
+from clearhead.base.symbolic.steps import Step, made
+from clearhead.base.torch_state.modules import Values, set_again, values_of
 from clearhead.scores.base import Pairwise, Score, check_equal_width
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
-from clearhead.base.rules import check_tensors
+from clearhead.base.user_functions.rules import check_tensors
 from clearhead.scores.base import Score, fits_signature, name_of
 
 

@@ -1,4 +1,4 @@
-// ---- A step as a tree, as `base/expressions.py` gives it.
+// ---- A step as a tree, as `base/symbolic/expressions.py` gives it.
 //
 // A tree is {kind: "name" | "value" | "call"}: a call has its `name`, its `inputs` (trees) and `options` by name. Every
 // operator and method is a call: `a @ b` is matmul(a, b), `a.sum(-1)` is sum(a, -1), `torch.exp(a)` is exp(a),

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clearhead.base.mode import Mode
-from clearhead.base.rules import by_pair
 from clearhead.base.shapes import Sizes, unflatten
+from clearhead.base.torch_state.mode import Mode
+from clearhead.base.user_functions.rules import by_pair
 from clearhead.engines.flex import rules
 from clearhead.engines.flex.rules import Traced
 from clearhead.masks.base import Spans

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated
-from clearhead.base.rules import by_pair
 from clearhead.base.shapes import copy_shared_rows
-from clearhead.base.tensor_kind import has_no_values, has_own_dispatch, is_readable
-from clearhead.base.torch_state import functions_hidden
+from clearhead.base.torch_state.active import functions_hidden
+from clearhead.base.torch_state.tensor_kind import has_no_values, has_own_dispatch, is_readable
+from clearhead.base.user_functions.rules import by_pair
 from clearhead.engines import proof
 from clearhead.engines.base import Cost, Engine
 from clearhead.engines.flex import kernel, rules

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from clearhead.base.rules import entry
+from clearhead.base.user_functions.rules import entry
 from clearhead.engines.flex.blocks import BLOCK, Blocks
 from clearhead.engines.flex.rules import Traced
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from clearhead.base.kept import Memo
-from clearhead.base.rules import ByPair
-from clearhead.base.torch_private import to_another_dtype
+from clearhead.base.torch_state.torch_private import to_another_dtype
+from clearhead.base.user_functions.rules import ByPair
 from clearhead.scores.base import ByTile
 
 MOST = 64  # rules that are compiled: each costs seconds, and one that reads another number is another one

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.base.mode import assume_constant
 from clearhead.base.shapes import Sizes, part
+from clearhead.base.torch_state.mode import assume_constant
 from clearhead.engines.native.blocks import EVERY, blocks_of, rows_at_once
 from clearhead.engines.tiled.tiles import new_sum
 from clearhead.problem.packing import Operands, operands

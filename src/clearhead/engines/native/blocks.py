@@ -15,7 +15,7 @@ from torch import Tensor
 from clearhead.base.arrays import shown
 from clearhead.base.errors import ShapeError
 from clearhead.base.shapes import Sizes, broadcasts
-from clearhead.base.tensor_kind import is_plain
+from clearhead.base.torch_state.tensor_kind import is_plain
 from clearhead.masks.base import Spans
 from clearhead.problem.problem import Problem
 

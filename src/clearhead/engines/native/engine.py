@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.products import has_matrix_instructions
-from clearhead.base.tensor_kind import is_plain
+from clearhead.base.torch_state.tensor_kind import is_plain
 from clearhead.engines.base import Cost, Engine
 from clearhead.engines.native import bindings
 from clearhead.engines.native.blocks import EVERY, ROWS, blocks_of

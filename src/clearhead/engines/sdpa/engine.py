@@ -11,9 +11,15 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from clearhead.base.shapes import copy_shared_rows
-from clearhead.base.tensor_kind import has_no_values, has_own_dispatch, has_vmap_dimension, is_readable, unwrap
-from clearhead.base.torch_state import GRAD
-from clearhead.base.versions import Versions
+from clearhead.base.torch_state.active import GRAD
+from clearhead.base.torch_state.tensor_kind import (
+    has_no_values,
+    has_own_dispatch,
+    has_vmap_dimension,
+    is_readable,
+    unwrap,
+)
+from clearhead.base.torch_state.versions import Versions
 from clearhead.engines.base import Cost, Engine
 from clearhead.engines.sdpa.fused import fused
 from clearhead.engines.sdpa.pieces import Piece, pieces

@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from clearhead.base.arrays import in_memory_still
-from clearhead.base.batched import Gradients, unbatched
-from clearhead.base.contexts import without_autocast
-from clearhead.base.mode import get_mode
 from clearhead.base.shapes import Sizes
-from clearhead.base.tensor_kind import has_own_dispatch, materialize_zeros
-from clearhead.base.torch_private import OWN_SDPA, flash, flash_backward, fused_choice
+from clearhead.base.torch_state.batched import Gradients, unbatched
+from clearhead.base.torch_state.contexts import without_autocast
+from clearhead.base.torch_state.mode import get_mode
+from clearhead.base.torch_state.tensor_kind import has_own_dispatch, materialize_zeros
+from clearhead.base.torch_state.torch_private import OWN_SDPA, flash, flash_backward, fused_choice
 from clearhead.biases.base import Added
 from clearhead.engines.base import by_autograd
 from clearhead.engines.tiled.engine import PLAIN

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from clearhead.base.arrays import accumulated
 from clearhead.base.shapes import Sizes, part, unflatten
-from clearhead.base.tensor_kind import may_be_nan
+from clearhead.base.torch_state.tensor_kind import may_be_nan
 from clearhead.engines.tiled import tiles
 from clearhead.problem import regions
 from clearhead.problem.packing import Operands, operands

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from clearhead.base.arrays import accumulated, in_memory_still
 from clearhead.base.errors import UnsupportedError
-from clearhead.base.mode import CURRENT
+from clearhead.base.torch_state.mode import CURRENT
 from clearhead.engines.tiled import tiles
 from clearhead.problem import regions
 from clearhead.problem.packing import Operands, operands, with_operands, without_operands

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated
-from clearhead.base.tensor_kind import has_own_dispatch
+from clearhead.base.torch_state.tensor_kind import has_own_dispatch
 from clearhead.engines.base import Cost, Engine
 from clearhead.engines.tiled import tiles, user_functions
 from clearhead.engines.tiled.backward import gradients

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.shapes import unflatten
-from clearhead.base.tensor_kind import is_writable, may_be_nan
+from clearhead.base.torch_state.tensor_kind import is_writable, may_be_nan
 from clearhead.engines.tiled.tiles import flush_subnormal, unseen_apart
 from clearhead.problem.partial import log_add
 from clearhead.problem.region import Region

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated
-from clearhead.base.tensor_kind import is_writable
+from clearhead.base.torch_state.tensor_kind import is_writable
 from clearhead.engines.tiled import tiles
 from clearhead.engines.tiled.backward import part_of_rows
 from clearhead.engines.tiled.blocks import checkpointed

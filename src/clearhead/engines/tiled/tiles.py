@@ -8,9 +8,9 @@ from torch import Tensor
 
 from clearhead.base.arrays import accumulated
 from clearhead.base.dropout import factors
-from clearhead.base.modules import with_parameters
 from clearhead.base.shapes import unflatten
-from clearhead.base.tensor_kind import is_writable, may_be_nan
+from clearhead.base.torch_state.modules import with_parameters
+from clearhead.base.torch_state.tensor_kind import is_writable, may_be_nan
 from clearhead.problem.packing import operands, with_operands
 from clearhead.problem.partial import Partial
 from clearhead.problem.problem import Problem

@@ -5,8 +5,9 @@ computed once more in the backward pass. What comes after the scores, the softma
 gradients of `backward.py`, which end in Ṡ; autograd takes Ṡ on to the inputs of S.
 
 Declared are the tensors that the functions read and that require grad: parameters of a module, tensors that the names
-in a function show (`base/function_reads.py`), and `reads=`. Another leaf in the graph of a block is an error. Where a
-declared tensor is no leaf, a function draws random numbers, or no input requires grad, each block has a checkpoint.
+in a function show (`base/user_functions/function_reads.py`), and `reads=`. Another leaf in the graph of a block is an
+error. Where a declared tensor is no leaf, a function draws random numbers, or no input requires grad, each block has a
+checkpoint.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import in_memory_still
-from clearhead.base.batched import Gradients, followed_back, unbatched, views
-from clearhead.base.contexts import without_autocast
 from clearhead.base.errors import UnsupportedError
-from clearhead.base.tensor_kind import has_own_dispatch, is_on_host, materialize_zeros
-from clearhead.base.torch_private import order_of
+from clearhead.base.torch_state.batched import Gradients, followed_back, unbatched, views
+from clearhead.base.torch_state.contexts import without_autocast
+from clearhead.base.torch_state.tensor_kind import has_own_dispatch, is_on_host, materialize_zeros
+from clearhead.base.torch_state.torch_private import order_of
 from clearhead.engines.tiled import tiles
 from clearhead.engines.tiled.backward import find_seen, slope_of
 from clearhead.engines.tiled.blocks import followed, in_blocks, make_replaced_error

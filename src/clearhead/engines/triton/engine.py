@@ -11,9 +11,9 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from clearhead.base.mode import assume_constant
-from clearhead.base.tensor_kind import has_no_values, has_own_dispatch
-from clearhead.base.torch_private import is_zero_tensor
+from clearhead.base.torch_state.mode import assume_constant
+from clearhead.base.torch_state.tensor_kind import has_no_values, has_own_dispatch
+from clearhead.base.torch_state.torch_private import is_zero_tensor
 from clearhead.engines import proof
 from clearhead.engines.base import Cost, Engine
 from clearhead.engines.triton import blocks

@@ -12,8 +12,8 @@ import triton
 from torch import Tensor
 
 from clearhead.base.errors import UnsupportedError
-from clearhead.base.mode import is_capturing_graph
-from clearhead.base.tensor_kind import has_no_values
+from clearhead.base.torch_state.mode import is_capturing_graph
+from clearhead.base.torch_state.tensor_kind import has_no_values
 from clearhead.engines.tiled.backward import add_along
 from clearhead.engines.tiled.tiles import new_sum
 from clearhead.engines.triton import kernel_inputs

@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from clearhead._attention import Arguments
 from clearhead.base.arrays import ArrayT
 from clearhead.base.errors import ClearheadError
-from clearhead.base.tensor_kind import is_readable
+from clearhead.base.torch_state.tensor_kind import is_readable
 from clearhead.explanation.call_arguments import ProblemOptions
 from clearhead.explanation.diagnosis.case import Case
 from clearhead.explanation.diagnosis.checks import CHECKS

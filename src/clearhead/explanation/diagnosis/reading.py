@@ -13,8 +13,8 @@ from clearhead._attention import Arguments
 from clearhead.base.arrays import to_tensor, to_tensor_float
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.shapes import as_inputs, fit
-from clearhead.base.tensor_kind import is_readable
-from clearhead.base.torch_private import whole_of
+from clearhead.base.torch_state.tensor_kind import is_readable
+from clearhead.base.torch_state.torch_private import whole_of
 from clearhead.biases.base import Bias
 from clearhead.biases.dense import DenseBias
 from clearhead.explanation.diagnosis.case import Case

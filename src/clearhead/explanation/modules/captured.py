@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from clearhead._attention import Arguments, Attended
-from clearhead.base.contexts import without_autocast
 from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.keyword_hints import raise_unknown_keywords
-from clearhead.base.torch_private import has_hooks
+from clearhead.base.torch_state.contexts import without_autocast
+from clearhead.base.torch_state.torch_private import has_hooks
 from clearhead.engines.choose import choose
 from clearhead.engines.operation import run
 from clearhead.nn._record import RecordingModule

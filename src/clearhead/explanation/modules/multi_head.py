@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.arrays import accumulated
-from clearhead.base.contexts import without_autocast
-from clearhead.base.steps import Step
+from clearhead.base.symbolic.steps import Step
+from clearhead.base.torch_state.contexts import without_autocast
 from clearhead.explanation.explanation import Explanation, Part
 from clearhead.explanation.inputs import drawn
 from clearhead.explanation.modules.captured import Captured, capture_call, check_forward

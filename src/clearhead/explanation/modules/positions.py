@@ -9,10 +9,10 @@ from torch import Tensor
 
 from clearhead.base.arrays import accumulated
 from clearhead.base.errors import ClearheadError
-from clearhead.base.expressions import side_by_side
+from clearhead.base.output.text import brief
 from clearhead.base.shapes import Sizes
-from clearhead.base.steps import Step, made
-from clearhead.base.text import brief
+from clearhead.base.symbolic.expressions import side_by_side
+from clearhead.base.symbolic.steps import Step, made
 from clearhead.explanation.explanation import Explanation, Part
 from clearhead.explanation.modules.projection import rotary_steps, speeds
 from clearhead.explanation.shown import QUERIES, Asked, Shown

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from clearhead.base.expressions import call, cat, short, side_by_side
-from clearhead.base.steps import Operand, Step, made
-from clearhead.base.text import outlined
+from clearhead.base.output.text import outlined
+from clearhead.base.symbolic.expressions import call, cat, short, side_by_side
+from clearhead.base.symbolic.steps import Operand, Step, made
 from clearhead.explanation.shown import Shown
 from clearhead.nn.rotary_embedding import RotaryEmbedding
 

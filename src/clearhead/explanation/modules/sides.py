@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.arrays import accumulated
-from clearhead.base.steps import Step, made
-from clearhead.base.torch_private import has_hooks
+from clearhead.base.symbolic.steps import Step, made
+from clearhead.base.torch_state.torch_private import has_hooks
 from clearhead.explanation.modules.projection import (
     Linear,
     Norm,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated
-from clearhead.base.contexts import without_autocast
+from clearhead.base.torch_state.contexts import without_autocast
 from clearhead.engines.choose import choose
 from clearhead.engines.summarised import summarised
 from clearhead.engines.tiled.look import Look

@@ -9,7 +9,7 @@ from torch import Tensor
 from typing_extensions import TypeVar
 
 from clearhead.base.arrays import Array
-from clearhead.base.text import outlined
+from clearhead.base.output.text import outlined
 from clearhead.engines.tiled.look import Look
 from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Found, Summary

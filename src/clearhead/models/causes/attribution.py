@@ -12,21 +12,21 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from clearhead.base.arrays import accumulated
-from clearhead.base.contexts import without_autocast
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.managers import Uninterrupted
-from clearhead.base.text import listed, outlined, said
-from clearhead.explanation.modules.origin.find import agree, batched
+from clearhead.base.output.text import listed, outlined, said
+from clearhead.base.torch_state.contexts import without_autocast
 from clearhead.explanation.modules.projection import Linear
-from clearhead.models.attention_call import AttentionCall
-from clearhead.models.call import Call
-from clearhead.models.calls import Calls, HeadNumbers
 from clearhead.models.causes.frozen import Frozen, Written, first_run
 from clearhead.models.causes.metrics import Each, Metric, logit_difference, logits_of, refuse_padding
 from clearhead.models.checks import outside_inference, ran
+from clearhead.models.interception.layers import LayerName
+from clearhead.models.interception.modules import Kind
+from clearhead.models.origins.find import agree, batched
+from clearhead.models.recordings.attention_call import AttentionCall
+from clearhead.models.recordings.call import Call
+from clearhead.models.recordings.calls import Calls, HeadNumbers
 from clearhead.models.table import Table
-from clearhead.models.tap.layers import LayerName
-from clearhead.models.tap.modules import Kind
 from clearhead.models.watch import watch_own
 
 Answers = Each | Sequence[Sequence[int]]  # or several for each sequence, or for all alike

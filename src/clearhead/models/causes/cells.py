@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError
+from clearhead.base.output.text import listed
 from clearhead.base.selected import items_of
-from clearhead.base.text import listed
-from clearhead.base.torch_private import tree_map_only
-from clearhead.models.attention_call import AttentionCall
+from clearhead.base.torch_state.torch_private import tree_map_only
 from clearhead.models.checks import run
-from clearhead.models.use.edits.base import Edit
-from clearhead.models.use.edits.edit import edit_own
+from clearhead.models.edits.base import Edit
+from clearhead.models.edits.edit import edit_own
+from clearhead.models.recordings.attention_call import AttentionCall
 
 PLAIN = (Tensor, int, float, str, type(None), torch.dtype, torch.device)  # inputs that can be repeated, or shared
 Over = Literal["layer", "head", "position"]

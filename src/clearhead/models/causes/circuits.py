@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from clearhead.base.arrays import accumulated
 from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.inspection.low_rank import LowRank
-from clearhead.models.attention_call import AttentionCall
-from clearhead.models.calls import labels, one_call
 from clearhead.models.causes.projections import Projections, Sides
 from clearhead.models.checks import run
 from clearhead.models.recording import Recording
+from clearhead.models.recordings.attention_call import AttentionCall
+from clearhead.models.recordings.calls import labels, one_call
 from clearhead.models.table import Table
 from clearhead.models.watch import watch_own
 

@@ -11,24 +11,24 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.arrays import accumulated
-from clearhead.base.contexts import without_function_modes
 from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.managers import Uninterrupted
-from clearhead.base.mode import get_mode
 from clearhead.base.numbers import check_count
+from clearhead.base.torch_state.contexts import without_function_modes
+from clearhead.base.torch_state.mode import get_mode
 from clearhead.models.causes.cells import Over, cells_of, checked_sides, edits_of, measured, number_of, sequences_of
 from clearhead.models.causes.metrics import refuse_padding
 from clearhead.models.causes.sweep import Sweep, names_of, sweep_of
 from clearhead.models.checks import outside_inference, ran
-from clearhead.models.tap.intercept import intercept
-from clearhead.models.tap.intercepted_call import InterceptedCall
-from clearhead.models.tap.layers import Site
-from clearhead.models.tap.place import Place
-from clearhead.models.tap.refused import validate_model
-from clearhead.models.use.edits.base import Edit
-from clearhead.models.use.edits.changed import Change, changes, computing
-from clearhead.models.use.edits.edit import Editor, refuse_edited
-from clearhead.models.use.edits.spot import Unmasked
+from clearhead.models.edits.base import Edit
+from clearhead.models.edits.changed import Change, changes, computing
+from clearhead.models.edits.edit import Editor, refuse_edited
+from clearhead.models.edits.spot import Unmasked
+from clearhead.models.interception.intercept import intercept
+from clearhead.models.interception.intercepted_call import InterceptedCall
+from clearhead.models.interception.layers import Site
+from clearhead.models.interception.place import Place
+from clearhead.models.interception.refused import validate_model
 from clearhead.models.watch import watch_own
 from clearhead.problem.problem import Problem
 from clearhead.problem.record import copied, record

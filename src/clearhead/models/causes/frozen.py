@@ -14,13 +14,13 @@ from torch.overrides import TorchFunctionMode
 
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.managers import Delayed
-from clearhead.base.torch_private import parts_of, tree_map_only
-from clearhead.explanation.modules.origin.called import CalledLayer
-from clearhead.explanation.modules.origin.find import given_heads, near
-from clearhead.explanation.modules.origin.ran import kind_of, layer_of
+from clearhead.base.torch_state.torch_private import parts_of, tree_map_only
 from clearhead.explanation.modules.projection import Linear, Norm
 from clearhead.models.causes.metrics import at_position
 from clearhead.models.checks import run
+from clearhead.models.origins.called import CalledLayer
+from clearhead.models.origins.find import given_heads, near
+from clearhead.models.origins.ran import kind_of, layer_of
 from clearhead.models.recording import Recording
 from clearhead.models.watch import watch_own
 

@@ -14,14 +14,14 @@ import numpy as np
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
-from clearhead.base.pages import write_page
-from clearhead.base.torch_private import tree_map_only
-from clearhead.base.versions import contents, without_addresses
-from clearhead.models.call import Call
-from clearhead.models.calls import Calls
+from clearhead.base.output.pages import write_page
+from clearhead.base.torch_state.torch_private import tree_map_only
+from clearhead.base.torch_state.versions import contents, without_addresses
 from clearhead.models.causes.cells import Cell
-from clearhead.models.use.edits.base import Edit
-from clearhead.models.use.edits.from_run import FromRun
+from clearhead.models.edits.base import Edit
+from clearhead.models.edits.from_run import FromRun
+from clearhead.models.recordings.call import Call
+from clearhead.models.recordings.calls import Calls
 from clearhead.problem.reads import tensors_in
 
 HEADER, VERSION, CHECKSUM = "clearhead sweep", 3, "sha256"

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from clearhead.base.arrays import Integers
 from clearhead.base.errors import ClearheadError
-from clearhead.base.text import brief
-from clearhead.models.tap.padding import Told, given
+from clearhead.base.output.text import brief
+from clearhead.models.interception.padding import Told, given
 
 Metric = Callable[..., Tensor]
 Each = int | Sequence[int] | Tensor  # one for all sequences, or one for each

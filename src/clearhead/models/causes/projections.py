@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError, UnsupportedError
+from clearhead.base.output.text import brief, outlined
 from clearhead.base.selected import numbers_of
-from clearhead.base.text import brief, outlined
-from clearhead.explanation.modules.origin.chain import Places
-from clearhead.explanation.modules.origin.find import find
-from clearhead.explanation.modules.origin.ran import check_unwritten, is_plain
 from clearhead.explanation.modules.projection import Linear
-from clearhead.models.attention_call import AttentionCall
+from clearhead.models.origins.chain import Places
+from clearhead.models.origins.find import find
+from clearhead.models.origins.ran import check_unwritten, is_plain
+from clearhead.models.recordings.attention_call import AttentionCall
 
 
 class Projections(NamedTuple):

@@ -14,16 +14,16 @@ from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError
 from clearhead.base.numbers import check_count
-from clearhead.base.pictures import Side
-from clearhead.base.text import listed
-from clearhead.models.calls import HeadNumbers
+from clearhead.base.output.pictures import Side
+from clearhead.base.output.text import listed
 from clearhead.models.causes.cells import Over, cells_of, checked_sides, edits_of, measured, number_of, sequences_of
 from clearhead.models.causes.kept import Kept
 from clearhead.models.causes.metrics import refuse_padding
 from clearhead.models.checks import run
+from clearhead.models.edits.base import Edit
+from clearhead.models.recordings.calls import HeadNumbers
+from clearhead.models.surveys.run import bar
 from clearhead.models.table import Table
-from clearhead.models.use.edits.base import Edit
-from clearhead.models.use.surveys.run import bar
 from clearhead.models.watch import watch_own
 
 

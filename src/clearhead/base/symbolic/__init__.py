@@ -1,0 +1,1 @@
+"""Computations as expressions, with their formulas and steps."""

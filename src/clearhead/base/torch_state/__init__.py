@@ -1,0 +1,1 @@
+"""What PyTorch is doing, and what its tensors and modules are."""

@@ -1,0 +1,1 @@
+"""Functions of users: what they read, and their values on a part of the matrix."""

@@ -1,1 +1,0 @@
-"""The layers that made a recorded query, key, value and output, found by their numbers among the layers that ran."""

@@ -1,0 +1,1 @@
+"""The calls of a recording, compared with the masks that were expected of them."""

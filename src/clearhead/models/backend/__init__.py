@@ -1,0 +1,1 @@
+"""Models of transformers that run on clearhead, on one process or several."""

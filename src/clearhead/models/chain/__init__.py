@@ -1,1 +1,0 @@
-"""Generations: the links of their calls, and their join."""

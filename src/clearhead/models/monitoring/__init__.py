@@ -1,0 +1,1 @@
+"""Numbers of heads while a model trains."""

@@ -1,0 +1,1 @@
+"""Which layers made the queries, keys and values of a recorded call."""

@@ -1,1 +1,0 @@
-"""Values that are computed from recorded calls; no call is changed."""

@@ -1,0 +1,1 @@
+"""The handler that records the calls of a model while it runs."""

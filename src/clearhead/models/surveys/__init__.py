@@ -1,0 +1,1 @@
+"""Means of measures over many texts."""

@@ -1,1 +1,0 @@
-"""How the attention calls of a model are met."""

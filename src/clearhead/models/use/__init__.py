@@ -1,1 +1,0 @@
-"""Tools that work on the attention calls of a model while it runs."""

@@ -1,1 +1,0 @@
-"""Statistics of every head over many texts."""

@@ -1,0 +1,1 @@
+"""Recorded calls as pages, pictures and widgets."""
