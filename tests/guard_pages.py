@@ -143,6 +143,7 @@ def main() -> int:
     if folder:
         other_kernels.use(folder[0])
     from clearhead.engines.native import bindings, engine
+    from clearhead.engines.tiled import tiles  # it makes the sums of gradients
 
     kernels = bindings.chosen(instructions)
     left_out = bindings.kernels().available().index(instructions) % 3  # each set leaves out another third of the cases
@@ -155,7 +156,7 @@ def main() -> int:
         want = case()
         for side in ("after", "before"):
             print(f"{name}: the protected page {side}", flush=True)
-            with guarding(side, bindings, engine) as guard:
+            with guarding(side, bindings, engine, tiles) as guard:
                 got = case()
             for i, (a, b) in enumerate(zip(got, want, strict=True)):
                 if not torch.equal(a.nan_to_num(7e7), b.nan_to_num(7e7)):

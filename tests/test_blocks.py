@@ -211,10 +211,10 @@ def test_a_mask_that_is_changed_is_asked_again():
     mask = ch.MaskFunction(lambda b, h, q, k: (q - k) % 3 == 0, reads=()) & ch.Causal()
     torch.testing.assert_close(ch.attention(x, x, x, mask=mask), truth(x, third.tril()))
     again = copy.copy(mask)
-    again.right = ~ch.Causal()
+    again.inner = again.inner[0], ~ch.Causal()
     torch.testing.assert_close(ch.attention(x, x, x, mask=again), truth(x, third.triu(1)))
     torch.testing.assert_close(ch.attention(x, x, x, mask=mask), truth(x, third.tril()))
-    mask.left.fn = lambda b, h, q, k: (q - k) % 5 == 0
+    mask.inner[0].fn = lambda b, h, q, k: (q - k) % 5 == 0
     torch.testing.assert_close(ch.attention(x, x, x, mask=mask), truth(x, fifth.tril()))
     shared = (draw(100, 100, seed=2) > 0).numpy()
     dense = ch.DenseMask(torch.from_numpy(shared))

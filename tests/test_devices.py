@@ -54,7 +54,7 @@ def test_nothing_is_read_back(name, engine, monkeypatch):
     query, key, value = (t.requires_grad_() for t in inputs())
     run = lambda: ch.attention(query, key, value, mask=MASKS[name], engine=engine)
     want = run()  # what is remembered of the mask is read on the host, which here is the same device
-    for where in ("problem.unseen.is_on_host", "base.tensor_kind.is_on_host"):
+    for where in ("problem.unseen.is_on_host", "base.torch_state.tensor_kind.is_on_host"):
         monkeypatch.setattr(f"clearhead.{where}", lambda tensor: False)
     with NoReads():
         output = run()

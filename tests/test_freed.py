@@ -76,7 +76,6 @@ CASES = [
     "ch.weights(x, x)[few]",
     "ch.watch(recorded, layers=few)",
     "ch.edits.Knockout(few)",
-    "seen[few]",
     "free(seen.calls[0].query); seen.write(tempfile.mktemp('.safetensors'))",
 ]
 # Autograd keeps tensors from the forward pass for the backward pass: (a call, the tensors that may be freed between)

@@ -99,7 +99,7 @@ def test_numbers_fit_their_cells_or_are_left_out():
 
 
 def test_small_numbers_have_the_decimals_they_need_and_what_is_missing_has_none():
-    pictures = ch.base.pictures
+    pictures = ch.base.output.pictures
     side = pictures.Side("row", 2), pictures.Side("column", 2)
 
     def said(*rows):

@@ -16,7 +16,7 @@ ATTEND = MHA(8, 4)
 # what is called, the kind of error, and what its message must say
 CASES = {
     "key heads": (lambda: MHA(8, 4, num_kv_heads=3), ch.ClearheadError, ["num_kv_heads is 3", "divide"]),
-    "a score by name": (lambda: MHA(8, 4, score="dot"), ch.ClearheadError, ["str", "Dot()"]),
+    "a score by name": (lambda: MHA(8, 4, score="dot"), ch.ClearheadError, ["'dot'", "Dot()"]),
     "rotary by True": (lambda: MHA(8, 4, rotary=True), ch.ClearheadError, ["rotary is True", "RotaryEmbedding(dim=2)"]),
     "key and value": (lambda: ATTEND(X, X, X[:, :4]), ch.ShapeError, ["key and value disagree", "value   2  4  8"]),
     "a cache that is none": (

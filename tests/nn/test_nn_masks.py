@@ -117,7 +117,7 @@ def test_lengths_in_compiled_code(attend):
 
 
 WRONG = {
-    "a mask as lengths": ({"valid_lens": ch.Causal()}, ["valid_lens is Causal()", "mask=Causal()"]),
+    "a mask as lengths": ({"valid_lens": ch.Causal()}, ["valid_lens is Causal()", "Pass a mask as mask="]),
     "a word": ({"valid_lens": "3"}, ["valid_lens is '3'"]),
     "negative": ({"valid_lens": [1, 2, -1]}, ["-1"]),
 }

@@ -13,8 +13,9 @@ from clearhead.base.selected import numbers_of
 from clearhead.explanation.modules.projection import Linear
 from clearhead.models.origins.chain import Places
 from clearhead.models.origins.find import find
-from clearhead.models.origins.ran import check_unwritten, is_plain
+from clearhead.models.origins.ran import check_unwritten, is_plain, layer_of
 from clearhead.models.recordings.attention_call import AttentionCall
+from clearhead.nn.multi_head_attention import MultiHeadAttention
 
 
 class Projections(NamedTuple):
@@ -44,6 +45,9 @@ class Made(NamedTuple):
     rows: Tensor
     factor: float = 1.0
     between: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return outlined(self)
 
 
 class Sides:
@@ -77,17 +81,23 @@ class Sides:
                 _ = one.layer
 
     def _declared(self, side: str) -> Made | None:
-        """The projection of PyTorch's own module, whose weights lie as its documentation says."""
-        module, number = self.module, ("query", "key", "value").index(side)
-        if not isinstance(module, nn.MultiheadAttention):
+        """The layer of a module of clearhead's or PyTorch's own, whose weights lie as its documentation says."""
+        module, count = self.module, self.heads if side == "query" else self.key_heads
+        if isinstance(module, MultiHeadAttention):
+            own = f"W_{side[0]}"
+            ran = () if self.call.origin is None else self.call.origin.ran
+            found = next((one.layer for one in ran if one.name == own and one.stands), layer_of(getattr(module, own)))
+            turned = _between(module, side)
+        elif isinstance(module, nn.MultiheadAttention):
+            weight, bias = projection_of(module, side)
+            if not is_plain(weight):  # the run had another, which is looked for by its numbers
+                return None
+            found, turned = Linear(weight.detach(), None if bias is None else bias.detach()), ()
+        else:
             return None
-        apart = module.q_proj_weight, module.k_proj_weight, module.v_proj_weight
-        weight = apart[number] if module.in_proj_weight is None else module.in_proj_weight.chunk(3)[number]
-        bias = None if module.in_proj_bias is None else module.in_proj_bias.chunk(3)[number].detach()
-        if not is_plain(weight):  # the run had another, which is looked for by its numbers
+        if not isinstance(found, Linear) or found.weight.shape[0] % count:
             return None
-        rows = torch.arange(weight.shape[0], device="cpu").view(module.num_heads, -1)
-        return Made(Linear(weight.detach(), bias), rows)
+        return Made(found, torch.arange(found.weight.shape[0], device="cpu").view(count, -1), between=turned)
 
     def _found(self, side: str) -> Made | None:
         call = self.call.unedited
@@ -127,3 +137,28 @@ class Sides:
         if len(found) > 1:
             raise ClearheadError(f"circuits: head is {brief(head)}, which means {len(found)} heads; pass one of them.")
         return found[0]
+
+
+def _between(module: MultiHeadAttention, side: str) -> tuple[str, ...]:
+    """What a module of clearhead's computes between a projection and the scores."""
+    if side == "value":
+        return ()
+    norm = module.query_norm if side == "query" else module.key_norm
+    scaled = side == "query" and (module.scale is not None or module.temperature is not None)
+    parts = {
+        f"the norm {type(norm).__name__}": norm is not None,
+        "a rotation by positions": module.rotary is not None,
+        "a scale of its own": scaled,
+    }
+    return tuple(f"{side}: {said}" for said, there in parts.items() if there)
+
+
+def projection_of(module: nn.MultiheadAttention, side: str) -> tuple[Tensor, Tensor | None]:
+    """The weight (E, in) and the bias of one side of PyTorch's module."""
+    number = ("query", "key", "value").index(side)
+    biases = module.in_proj_bias
+    bias = None if biases is None else biases.chunk(3)[number]
+    weights = module.in_proj_weight
+    if weights is not None:
+        return weights.chunk(3)[number], bias
+    return (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)[number], bias

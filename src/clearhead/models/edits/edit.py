@@ -90,7 +90,7 @@ def _editing(editor: Editor) -> Iterator[None]:
         yield
     editor.check_used()
     if editor.unread and any(one.layers is None for one in editor.edits):
-        warnings.warn(editor.told_of_unread("changed", f"{type(editor.edits[0]).__name__}(layers=…)"), stacklevel=5)
+        warnings.warn(editor.told_of_unread("changed", f"{type(editor.edits[0]).__name__}(layers=…)"), stacklevel=4)
 
 
 @contextmanager

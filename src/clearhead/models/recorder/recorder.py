@@ -491,6 +491,6 @@ def recorded(recorder: Recorder, given: Callable[[Recorder], Given]) -> Iterator
             f"{', '.join(map(str, sorted(recorder.sizes)[:6]))}. Pass the attention mask of the model's batch, (B, L)."
         )
     for said in elsewhere:
-        warnings.warn(said, stacklevel=5)  # points at the caller's `with` statement
+        warnings.warn(said, stacklevel=4)  # points at the caller's `with` statement
     if recorder.unread and recorder.asked.layers is None:
-        warnings.warn(recorder.told_of_unread("in the record", "watch(model, layers=…)"), stacklevel=5)
+        warnings.warn(recorder.told_of_unread("in the record", "watch(model, layers=…)"), stacklevel=4)
