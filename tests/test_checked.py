@@ -188,7 +188,7 @@ def test_masks_biases_and_tensors_of_all_heads_are_cut_for_an_edit():
         torch.testing.assert_close(got[:, heads], wanted[:, heads], rtol=1e-5, atol=1e-5)
         assert torch.equal(got[:, [0, 2]], block(x)[:, [0, 2]])
     with (
-        pytest.raises(ShapeError, match="of 2 heads. Pass one of all heads of the module"),
+        pytest.raises(ShapeError, match=r"of 2 heads\. Pass one of all heads of the module"),
         ch.edit(block, ch.edits.AddBias(bias[:, :2], heads=heads)),
     ):
         block(x)
