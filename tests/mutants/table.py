@@ -555,7 +555,7 @@ MODELS = [
         "models/test_tokens.py",
     ),
     Mutant(
-        "models/recordings/generation.py",
+        "models/recordings/generation_steps.py",
         "rows=rows if self.rows is None else self.rows[rows])",
         "rows=rows)",
         "a step before a beam was moved has the rows of the last step",

@@ -15,7 +15,8 @@ from clearhead.models.interception.choice import Heads, Layers
 from clearhead.models.interception.padding import checked
 from clearhead.models.interception.refused import validate_model
 from clearhead.models.recorder.asked import Asked, asked, asked_to_reduce
-from clearhead.models.recorder.recorder import Recorder, recorded
+from clearhead.models.recorder.recorder import Recorder
+from clearhead.models.recorder.runs import recorded
 from clearhead.models.recording import Recording
 from clearhead.models.recordings.means import Means
 from clearhead.models.recordings.reduced import Statistics

@@ -384,15 +384,12 @@ def only_zeros_and_ones(mask: Tensor) -> bool:
     if mask.requires_grad or mask.device.type != "cpu" or not is_readable(mask):
         return False
     flat = mask.detach().flatten()
-    for part in (flat[:256], flat):  # the first numbers settle it for most masks
-        if not bool(((part == 0) | (part == 1)).all()):
-            return False
-    return bool((flat == 1).any())
+    parts = flat[:256], flat  # the first numbers settle it for most masks
+    return all(bool(((part == 0) | (part == 1)).all()) for part in parts) and bool((flat == 1).any())
 
 
 def with_given(problem: Problem, bias: Any, mask: Any) -> Problem:
-    """The same problem, whose `Added` holds the bias as it was given: the argument `bias`, and a float `mask`. The
-    normal form holds numbers alone, and an explanation needs the bias itself for its steps."""
+    """The same problem, whose `Added` holds the arguments `bias` and float `mask` too: explanations name them."""
     if problem.bias is None:
         return problem
     given = [] if bias is None else [as_bias(bias, mask)]

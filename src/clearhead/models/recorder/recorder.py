@@ -3,55 +3,48 @@
 from __future__ import annotations
 
 import threading
-import warnings
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from clearhead._attention import Arguments
-from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
-from clearhead.base.managers import Uninterrupted
+from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.shapes import Sizes
 from clearhead.base.torch_state.active import any_autocast
 from clearhead.base.torch_state.contexts import without_autocast, without_function_modes
 from clearhead.base.torch_state.mode import get_mode
 from clearhead.biases.base import Bias
-from clearhead.explanation.modules.projection import Linear
 from clearhead.inspection.reductions.by_query import Output
 from clearhead.masks.base import Mask
 from clearhead.models.edits.changed import Change
 from clearhead.models.edits.edit import change_of, editing, unmasked
 from clearhead.models.edits.recorded import edited
 from clearhead.models.edits.spot import Unmasked
-from clearhead.models.interception.choice import check_layers
 from clearhead.models.interception.handler import ModelHandler
-from clearhead.models.interception.intercept import intercept
 from clearhead.models.interception.intercepted_call import InterceptedCall, of_one_dtype
 from clearhead.models.interception.keywords import MASKED, NAME, dot
 from clearhead.models.interception.layers import Site
-from clearhead.models.interception.modules import Notes, Projection, Running, Tensors
+from clearhead.models.interception.modules import Running
 from clearhead.models.interception.padding import as_said, fits
 from clearhead.models.interception.padding import of_call as padding_of
 from clearhead.models.interception.patch import wrappers
 from clearhead.models.interception.place import Place
 from clearhead.models.interception.refused import uncompiled
-from clearhead.models.origins.find import SIDES, writes
-from clearhead.models.origins.ran import Layers, Origin, Ran, noted, ran, writer
 from clearhead.models.recorder import missed
-from clearhead.models.recorder.asked import Asked, asked
+from clearhead.models.recorder.asked import Asked
 from clearhead.models.recorder.departure import Departure, of_call
+from clearhead.models.recorder.layer_notes import Origins, origin_of
 from clearhead.models.recordings.attention_call import AttentionCall, CallContext, CallInputs, CallResult
 from clearhead.models.recordings.cached import alone
-from clearhead.models.recordings.caches import Caches, CallFacts, comparable
+from clearhead.models.recordings.caches import Caches, CallFacts
 from clearhead.models.recordings.call import Outcome, no_key, with_key
+from clearhead.models.recordings.equal_keys import comparable
 from clearhead.models.recordings.reduced import ReducedCall, reduced
 from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.arguments import as_score
@@ -373,124 +366,3 @@ def _with_bias(problem: Problem, call: Arguments) -> Problem:
 
 def _numbers_in(given: Any) -> int:
     return sum(tensor.numel() for tensor in tensors_in(given))
-
-
-WAITING = 4  # the most calls of which the layer that writes their heads is still looked for
-
-
-class Origins(Notes):
-    """Notes the layers that each module has run, with their inputs, so that `explain` can begin at them, and the layer
-    that was given the heads of each call."""
-
-    def __init__(self) -> None:
-        self._unwritten = deque[tuple[Outcome, Origin]](maxlen=WAITING)
-        self._newest: Origin | None = None  # whose layer was found last
-
-    def made(self, outcome: Outcome, origin: Origin) -> None:
-        """A call was made, whose output a layer may read that runs later."""
-        if not origin.writers:
-            self._unwritten.append((outcome, origin))
-
-    def begun(self, kwargs: dict[str, Any]) -> Layers:
-        layers = Layers()
-        layers.turn(kwargs.get("position_embeddings"))
-        return layers
-
-    def ended(self, around: Any, inside: Running, result: Any, name: str) -> None:
-        # a layer that cannot be read is not among the layers that were found; the watch's function mode costs more than
-        # what is read here
-        with suppress(Exception), without_function_modes():
-            layers = inside.noted
-            one = noted(around, layers, inside.module, inside.args, inside.kwargs, result, name)
-            if one is not None and one.kind is Linear and not self._written_around(one, layers) and self._unwritten:
-                with without_autocast(one.x.device):
-                    self._written(one, result)
-        around.add(name, inside.noted)
-
-    def _written(self, one: Ran, result: Tensor) -> None:
-        for waiting in reversed(tuple(self._unwritten)):
-            outcome, origin = waiting
-            if outcome.output is not None and writes(one, result, outcome.output):
-                origin.writers.append(writer(one.name, one.source))
-                self._newest = origin
-                with suppress(ValueError):  # another thread was faster
-                    self._unwritten.remove(waiting)
-                return
-
-    def _written_around(self, one: Ran, inside: Layers) -> bool:
-        """Whether the layer that writes the heads ran inside of this one, as in an adapter, which then writes them."""
-        if self._newest is None or all(ran.source is not self._newest.writers[-1].source for ran in inside):
-            return False
-        self._newest.writers.append(writer(one.name, one.source))
-        return True
-
-    def projected(self, inputs: Tensors, weights: Tensors, biases: Sequence[Tensor | None], last: Projection) -> Origin:
-        each = zip(SIDES, inputs, weights, biases, strict=True)
-        layers = [ran(f"in_proj, of {side},", _linear(weight, bias), x) for side, x, weight, bias in each]
-        return Origin(layers, len(layers), [writer("out_proj", _linear(*last))])
-
-
-def _linear(weight: Tensor, bias: Tensor | None) -> Linear:
-    return Linear(weight.detach(), None if bias is None else bias.detach())
-
-
-def origin_of(running: Running) -> Origin | None:
-    """The layers that may have made the inputs of the attention call that is made now."""
-    layers: Layers | None = running.noted
-    if layers is None:
-        return None
-    layers.attended = True
-    return Origin(layers, len(layers), [], layers.turns)
-
-
-Given = TypeVar("Given")
-
-
-def each_call(
-    model: nn.Module, do: Callable[[AttentionCall], None], padding: Tensor, values: bool
-) -> AbstractContextManager[Any]:
-    """Call `do` with every attention call of this thread when it happens, before its tensors can be written to. Nothing
-    is kept.
-
-    `values`: whether a call has its value.
-    """
-    recorder = Recorder(model, asked(values=values)._replace(each=do, own=True), padding)
-    return Uninterrupted(lambda: recorded(recorder, lambda recorder: None))
-
-
-def writers_of(model: nn.Module, run: Callable[[], object]) -> dict[str, Origin]:
-    """The layer that writes the heads of each module, found in one run, as calls of the module have it."""
-    recorder = Recorder(model, asked(values=True)._replace(own=True))
-    with Uninterrupted(lambda: recorded(recorder, lambda recorder: recorder.calls)) as calls:
-        run()
-    found = ((call.name, call.origin.writer) for call in calls if call.origin is not None)
-    return {name: Origin([], 0, [writer]) for name, writer in found if writer is not None and writer.can_be_read()}
-
-
-@contextmanager
-def recorded(recorder: Recorder, given: Callable[[Recorder], Given]) -> Iterator[Given]:
-    """The recorder receives the model's calls inside the `with`, which gives `given(recorder)`; raises where it saw
-    none, and warns of those that it missed."""
-    with intercept(recorder), recorder.caches.noting_crops():
-        yield given(recorder)
-    others = [name for name in recorder.left if name not in recorder.modules]
-    elsewhere = [missed.left(others)] if others else []
-    if recorder.unattributed:
-        elsewhere.append(missed.lost(len(recorder.unattributed)))
-    if recorder.undecided:
-        raise ClearheadError(recorder.undecided)
-    if not recorder.modules:
-        raise ClearheadError(missed.nothing_seen(recorder.stack.model, elsewhere))
-    check_layers(recorder.asked.layers, recorder.sites, recorder.asked.who)
-    elsewhere += missed.departing(recorder.departures, "record")
-    if recorder.missing:
-        elsewhere.append(missed.left_out(recorder.missing, "in the record"))
-    if recorder.sizes and recorder.padding is not None and not recorder.fitted and recorder.asked.layers is None:
-        raise ShapeError(
-            f"watch: padding has shape {tuple(recorder.padding.shape)}, and the calls have (batch, keys) "
-            f"{', '.join(map(str, sorted(recorder.sizes)[:6]))}. Pass the attention mask of the model's batch, (B, L)."
-        )
-    for said in elsewhere:
-        warnings.warn(said, stacklevel=4)  # points at the caller's `with` statement
-    if recorder.unread and recorder.asked.layers is None:
-        warnings.warn(recorder.told_of_unread("in the record", "watch(model, layers=…)"), stacklevel=4)

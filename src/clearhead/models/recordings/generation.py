@@ -7,10 +7,9 @@ import math
 import sys
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple, NoReturn, SupportsIndex, overload
+from typing import Any, SupportsIndex, overload
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead.base.arrays import Array
@@ -18,24 +17,19 @@ from clearhead.base.errors import ClearheadError
 from clearhead.base.managers import caller
 from clearhead.base.output.text import brief, listed
 from clearhead.base.output.words import ids_of
-from clearhead.base.shapes import Sizes, extent, part
 from clearhead.base.torch_state.versions import Versions, bits
-from clearhead.biases.base import Added, Part
+from clearhead.biases.base import Added
 from clearhead.inspection.source import FromRecord
 from clearhead.inspection.weights import Weights
-from clearhead.masks.base import Spans
 from clearhead.models.recordings.attention_call import AttentionCall, CallInputs, CallResult
-from clearhead.models.recordings.cached import Cached, Link, alone
-from clearhead.models.recordings.caches import equal
+from clearhead.models.recordings.cached import Cached, alone
 from clearhead.models.recordings.call import Outcome
+from clearhead.models.recordings.equal_keys import equal
+from clearhead.models.recordings.generation_steps import Placed, Step, join_padding, join_spans, refuse_join
 from clearhead.models.recordings.weights import weights_of
 from clearhead.problem._recorded import RecordedMask
-from clearhead.problem.problem import Problem
 from clearhead.problem.record import Record
 from clearhead.problem.visible import visible
-from clearhead.problem.words import ALL_WORDS, Words
-
-EVERY = slice(None)
 
 
 class Generation(list[AttentionCall]):
@@ -110,70 +104,6 @@ class Generation(list[AttentionCall]):
         return Generation(found) if isinstance(which, slice) else found
 
 
-class Step(NamedTuple):
-    """A call of a generation, and its part of the joined matrix.
-
-    `queries`: how many of its first queries are in the matrix; the others were rejected, and later ones have their
-    places. `end`: the place where the keys of its sequence end. `rows`: see `Cached.before`.
-    """
-
-    call: AttentionCall
-    link: Link
-    rows: Tensor | None
-    queries: int
-    end: int
-
-    @property
-    def problem(self) -> Problem:
-        return self.call.inputs.record.problem
-
-    def only(self, rows: Tensor | None) -> Step:
-        """This step with these rows of the last step alone."""
-        return self if rows is None else self._replace(rows=rows if self.rows is None else self.rows[rows])
-
-    def of_rows(self, tensor: Tensor) -> Tensor:
-        """A tensor (B or 1, …) of this call for the rows that continue it."""
-        if self.rows is None:
-            return tensor
-        return tensor.expand(len(self.rows), *tensor.shape[1:]) if tensor.shape[0] == 1 else tensor[self.rows]
-
-    def of_queries(self, tensor: Tensor) -> Tensor:
-        """A tensor (B or 1, H or 1, Lq or 1, …) for its rows and queries that count."""
-        some = self.of_rows(tensor)[:, :, : self.queries]
-        return some.expand(-1, -1, self.queries, *some.shape[3:])
-
-
-class Placed(NamedTuple):
-    """Numbers of each pair, such as a bias, of several calls: placed at their queries and keys, `outside` elsewhere."""
-
-    steps: list[Step]
-    tiles: Sequence[Part | None]  # of each call, for its own batch
-    outside: float | bool
-    shape: tuple[int, int, int, int]
-
-    def part(self, batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
-        """The part that these slices name."""
-        top, bottom, row_step = extent(queries, self.shape[2])
-        left, right, column_step = extent(keys, self.shape[3])
-        lead = [len(range(size)[side]) for size, side in zip(self.shape, (batch, heads), strict=False)]
-        columns, first, parts = max(right - left, 0), 0, []
-        of = self.steps[-1].call.query
-        nothing = of.new_full((), self.outside, dtype=torch.bool if self.outside is True else torch.float32)
-        for step, tile in zip(self.steps, self.tiles, strict=True):
-            low, high = max(top, first), min(bottom, first + step.queries)
-            if low < high:
-                found = nothing.repeat(*lead, high - low, columns)
-                start, stop = max(left, step.link.base), min(right, step.link.base + step.link.length)
-                if tile is not None and start < stop:
-                    places = slice(start - step.link.base, stop - step.link.base)
-                    some = step.of_rows(tile(EVERY, heads, slice(low - first, high - first), places))
-                    found[..., start - left : stop - left] = part(some, batch)
-                parts.append(found)
-            first += step.queries
-        whole = torch.cat(parts, 2) if parts else nothing.repeat(*lead, 0, columns)
-        return whole[:, :, ::row_step, ::column_step]
-
-
 def joined_call(calls: Sequence[AttentionCall], rows: Tensor | None = None, stop: int | None = None) -> AttentionCall:
     """All steps of a generation as one call; values are joined too, where they were kept. `rows`: of the last step;
     None is all. `stop`: see `_steps`."""
@@ -192,7 +122,7 @@ def joined_call(calls: Sequence[AttentionCall], rows: Tensor | None = None, stop
         query=torch.cat([step.of_queries(step.problem.query) for step in steps], 2),
         key=last.of_rows(call.cached_key.between(0, keys)),
     )
-    spans = _spans(steps, sizes)
+    spans = join_spans(steps, sizes)
     bias, biases = None, [(step.problem.bias, step.problem.sizes) for step in steps]
     if any(one is not None for one, _ in biases):
         tiles = [None if one is None else partial(one.tile, sizes=its) for one, its in biases]
@@ -206,7 +136,7 @@ def joined_call(calls: Sequence[AttentionCall], rows: Tensor | None = None, stop
         RecordedMask(spans, sizes),
         Record(problem, Versions(()), copied=True),
         None if value is None else alone(last.of_rows(value.between(0, keys))),
-        padding=_padding(steps, keys),
+        padding=join_padding(steps, keys),
         ids=_read(steps),
     )
     edited = any(step.call.edited for step in steps)
@@ -346,7 +276,7 @@ def _steps(calls: Sequence[AttentionCall], stop: int | None = None) -> list[Step
     mine = {call.cached_key.number: call for call in calls if chain.has(call.cached_key)}
     first = chain.links[0]
     if last.kind == "self" and first.query and not chain.has(calls[0].cached_key) and 0 in mine:
-        _refuse(
+        refuse_join(
             last.name,
             f"its keys of {first.query} positions before a step are not those that it had at the step before",
             "A quantised cache changes them: use another cache, or join those from there on: seen[name][n:].joined()",
@@ -358,16 +288,16 @@ def _steps(calls: Sequence[AttentionCall], stop: int | None = None) -> list[Step
         call = mine.pop(number, None)
         if call is None:
             if mine and number > min(mine):
-                _refuse(last.name, f"step {number} is not among these calls", "Pass all of its calls: seen[name]")
+                refuse_join(last.name, f"step {number} is not among these calls", "Pass all of its calls: seen[name]")
             break
         count = call.query.shape[2]
         if steps:
             upto = steps[-1].link.query
             if link.query is None or upto is None:
-                _refuse(last.name, "no self attention was recorded beside it", "Watch all layers, without layers=")
+                refuse_join(last.name, "no self attention was recorded beside it", "Watch all layers, without layers=")
             if last.kind == "self" and link.query + count < upto:
                 missing = f"the queries of positions {link.query + count} … {upto - 1} are not in the recording"
-                _refuse(last.name, missing, "Watch every run of the model, without every=")
+                refuse_join(last.name, missing, "Watch every run of the model, without every=")
             count = max(min(count, upto - link.query), 0)
             end = end if last.kind == "cross" else min(end, upto)
         else:
@@ -378,7 +308,7 @@ def _steps(calls: Sequence[AttentionCall], stop: int | None = None) -> list[Step
             steps.append(Step(call, link, rows, count, end))
         if moved and number and _unsure(call.cached_key, rows):
             alike = f"at step {number} beams had the same keys in the window, and others before it"
-            _refuse(last.name, alike, "Watch all layers, or look at each step by itself: seen[name][i].weights")
+            refuse_join(last.name, alike, "Watch all layers, or look at each step by itself: seen[name][i].weights")
     return steps[::-1]
 
 
@@ -396,10 +326,6 @@ def _unsure(cached: Cached, rows: Tensor | None) -> bool:
     return any(not equal(past[firsts[row]][None], past[of][None]) for row, of in several.nonzero().tolist())
 
 
-def _refuse(name: str, reason: str, instead: str) -> NoReturn:
-    raise ClearheadError(f"joined: the calls of {name} do not form one generation: {reason}.\n{instead}.")
-
-
 def _check_alike(step: Step, last: Step) -> None:
     """Raise where two steps would not be computed alike."""
     one, other = step.problem, last.problem
@@ -407,73 +333,11 @@ def _check_alike(step: Step, last: Step) -> None:
         sides = (one.sizes, other.sizes) if name == "heads" else (one.lowered, other.lowered)
         mine, theirs = (getattr(side, name, None) for side in sides)
         if mine != theirs:
-            _refuse(step.call.name, f"one has {name} {mine}, a later one {theirs}", "Join those that have the same")
+            refuse_join(step.call.name, f"one has {name} {mine}, a later one {theirs}", "Join those that have the same")
     if one.lowered is None or one.lowered.weight is not None or other.lowered is None:
-        _refuse(step.call.name, f"{type(step.call.score).__name__} is no dot product", "Look at each step's weights")
+        refuse_join(
+            step.call.name, f"{type(step.call.score).__name__} is no dot product", "Look at each step's weights"
+        )
     sinks = one.sinks, other.sinks
     if (sinks[0] is None) != (sinks[1] is None) or (sinks[0] is not None and not torch.equal(*sinks)):  # type: ignore[arg-type]
-        _refuse(step.call.name, "their sinks are not the same", "Join those that have the same")
-
-
-def _spans(steps: list[Step], sizes: Sizes) -> Spans:
-    """The mask of each query, by the places of the keys."""
-    starts, stops, lows, highs = (list(edges) for edges in zip(*map(_edges, steps), strict=True))
-    start, stop = _together(starts, stops)
-    gaps = None
-    most = max(edge.shape[-1] for edge in lows)
-    if most:  # steps with fewer gaps get empty ones, after all keys
-        low, high = ([F.pad(t, (0, most - t.shape[-1]), value=sizes.keys) for t in side] for side in (lows, highs))
-        gaps = _together(low, high)
-    residual = None
-    rests = [None if (spans := step.problem.spans) is None or spans.residual is None else spans.rest for step in steps]
-    if any(rest is not None for rest in rests):
-        residual = Placed(steps, rests, True, sizes.shape).part
-    return Spans(start, stop, residual, gaps=gaps)
-
-
-def _edges(step: Step) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The start and the stop of the keys that a step's queries saw, (B or 1, H or 1, Lq), and the gaps in between."""
-    spans, base, uniform = step.problem.spans, step.link.base, step.call.uniform
-    if spans is None:
-        first = step.call.query.new_zeros(1, 1, 1, dtype=torch.int64)
-        spans = Spans(first, first + step.link.length)
-    start, stop = (step.of_queries(edge + base) for edge in (spans.start, spans.stop))
-    over = stop > step.end
-    if uniform is not None:  # these queries saw the empty slots of a static cache too
-        over = over & ~step.of_queries(uniform)[..., 0]
-    if bool(over.any()):
-        _refuse(step.call.name, "a query saw keys that were replaced, or empty slots", "Look at seen[name][i].weights")
-    low, high = (start[..., None][..., :0],) * 2
-    if spans.gaps is not None:
-        low, high = (step.of_queries(edge + base) for edge in spans.gaps)
-    return start, stop.clamp(max=step.end), low, high
-
-
-def _together(one: list[Tensor], other: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Both lists' tensors (B or 1, H or 1, Lq, …), one after the other, with one number of batches and of heads."""
-    batch, heads = (max(tensor.shape[side] for tensor in (*one, *other)) for side in (0, 1))
-    first, second = (
-        torch.cat([tensor.expand(batch, heads, *tensor.shape[2:]) for tensor in side], 2) for side in (one, other)
-    )
-    return first, second
-
-
-def _padding(steps: list[Step], keys: int) -> Words | None:
-    """Which positions are words, by the padding of each step."""
-    if all(step.call.padding is None for step in steps):
-        return None
-    last = steps[-1]
-    batch, device = len(last.call.query if last.rows is None else last.rows), last.call.query.device
-    of_keys = torch.ones(batch, keys, dtype=torch.bool, device=device)
-    of_queries = []
-    for step in steps:
-        words = step.call.padding or ALL_WORDS
-        every = torch.ones(batch, step.queries, dtype=torch.bool, device=device)
-        of_queries.append(every if words.queries is None else step.of_rows(words.queries)[:, : step.queries])
-        if words.keys is not None:
-            base = step.link.base
-            known = step.of_rows(words.keys)[:, : step.end - base]
-            of_keys[:, base : base + known.shape[1]] = known
-    queries = torch.cat(of_queries, 1)
-    real = Words(*(None if bool(side.all()) else side for side in (queries, of_keys)))
-    return None if real == (None, None) else real
+        refuse_join(step.call.name, "their sinks are not the same", "Join those that have the same")

@@ -17,7 +17,7 @@ from clearhead.inspection.measures import MEASURES, Found, Measure, Subject
 from clearhead.inspection.reductions.base import Reduction, columns_of
 from clearhead.models.interception.padding import same_words
 from clearhead.models.origins.ran import Origin
-from clearhead.models.recorder.recorder import each_call, writers_of
+from clearhead.models.recorder.runs import each_call, writers_of
 from clearhead.models.recordings.attention_call import AttentionCall, norms_of
 from clearhead.models.recordings.means import Means
 from clearhead.models.recordings.reduced import reduced
