@@ -112,5 +112,6 @@ def caller() -> Line:
     """Find the innermost line of the stack that is outside of this package."""
     # warnings.warn has skip_file_prefixes since Python 3.12
     stack = traceback.StackSummary.extract(traceback.walk_stack(None), lookup_lines=False)
-    frame = next((outer for outer in stack if not outer.filename.startswith(_PACKAGE)), stack[-1])
+    outside = [frame for frame in stack if not frame.filename.startswith(_PACKAGE)]  # an interrupt leaves no generator
+    frame = outside[0] if outside else stack[-1]
     return Line(frame.filename, frame.lineno or 0)
