@@ -16,7 +16,7 @@ from clearhead.base.shapes import one_or
 from clearhead.base.torch_state.tensor_kind import is_dtensor
 from clearhead.biases.base import Bias
 from clearhead.biases.dense import DenseBias
-from clearhead.nn._heads import split_heads
+from clearhead.nn._heads import has_one_batch, split_heads
 from clearhead.nn._positions import every_position, places_of
 from clearhead.nn.rotary_embedding import RotaryEmbedding
 from clearhead.scores.base import Score
@@ -147,6 +147,11 @@ def split_factors(
     number, tensor = (1.0, scale.reshape(-1, 1, 1)) if isinstance(scale, Tensor) else (scale, None)
     if isinstance(temperature, Tensor):
         apart = temperature.reshape(-1, 1, 1)
+        if tensor is not None and not has_one_batch(len(tensor), len(apart)):
+            raise ShapeError(
+                f"scale holds {len(tensor)} numbers and temperature {len(apart)}, one for each head: cut both as the "
+                "layers were."
+            )
         tensor = 1 / apart if tensor is None else tensor / apart
     elif temperature is not None:
         number = (score._default_scale(width) if number is None else number) / temperature
