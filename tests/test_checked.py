@@ -120,7 +120,7 @@ WRONG = {
     "a tensor": (lambda p: p.value, "a Tensor; expected a Problem"),
     "a mask of other sizes": (
         _replaced(visible=lambda p: make_problem(*[draw(2, 4, 9, 8)] * 3, mask=ch.Causal()).visible),
-        "a stop (1, 1, 9)",
+        "stop (1, 1, 9)",
     ),
     "a bias of other sizes": (_replaced(bias=lambda p: Added(dense=torch.zeros(1, 1, 5, 5))), "dense (1, 1, 5, 5)"),
     "a bias too long": (_replaced(bias=lambda p: Added(relative=torch.zeros(1, 1, 4000))), "relative (1, 1, 4000)"),

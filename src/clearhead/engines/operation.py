@@ -21,7 +21,7 @@ from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.torch_state.active import GRAD
 from clearhead.base.torch_state.batched import Gradients, unbatched
 from clearhead.base.torch_state.contexts import with_autograd, without_autocast
-from clearhead.base.torch_state.mode import get_mode
+from clearhead.base.torch_state.mode import any_thread_compiles, get_mode
 from clearhead.base.torch_state.tensor_kind import has_own_dispatch, materialize_zeros
 from clearhead.engines import forward_mode
 from clearhead.engines.base import Engine, by_autograd, gradients_of, usable_in_backward
@@ -40,6 +40,8 @@ from clearhead.problem.summary import Summary
 def run(problem: Problem, chosen: Engine, asked: str | Engine | None = None) -> Tensor:
     """The output, (B, H, Lq, Ev), of the value's dtype. `asked`: the engine that the caller asked for, if any."""
     assert problem.value is not None
+    if any_thread_compiles():  # this frame may be compiled alone, where the compiler left out the frame of the door
+        problem = problem._refresh_mode()
     mode = problem.mode
     if mode.compiled:
         transparent = chosen.transparent(problem)

@@ -1,6 +1,6 @@
 """Private names of PyTorch that clearhead uses, with their purposes: the compiler, kernels, tensors and modules.
 
-`torch_state.py` has the names of modes and transforms. The compiler traces some of these functions, so they are plain
+`active.py` has the names of modes and transforms. The compiler traces some of these functions, so they are plain
 functions, and C functions are used without a wrapper.
 """
 
