@@ -39,9 +39,9 @@ from clearhead.problem.summary import Summary
 
 def run(problem: Problem, chosen: Engine, asked: str | Engine | None = None) -> Tensor:
     """The output, (B, H, Lq, Ev), of the value's dtype. `asked`: the engine that the caller asked for, if any."""
-    assert problem.value is not None
     if any_thread_compiles():  # this frame may be compiled alone, where the compiler left out the frame of the door
         problem = problem._refresh_mode()
+    assert problem.value is not None
     mode = problem.mode
     if mode.compiled:
         transparent = chosen.transparent(problem)
