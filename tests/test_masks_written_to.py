@@ -145,3 +145,10 @@ def test_a_digest_reads_a_large_mask_in_parts():
     assert largest <= mask.nbytes / 8
     mask.data[1000, [1, 2]] = mask.data[1000, [2, 1]]
     assert digest(mask) != before
+
+
+def test_a_digest_changes_with_the_signs_of_an_even_number_of_numbers():
+    from clearhead.base.torch_state.versions import digest
+
+    bias = torch.randn(2, 2, 5, 8)
+    assert digest(bias) != digest(bias.where(torch.arange(8) % 2 == 0, -bias))

@@ -537,8 +537,8 @@ MODELS = [
         "base/torch_state/versions.py",
         "shifts = (0, 32) if",
         "shifts = (0,) if",
-        "signs that change in a cache, through .data, are not seen",
-        "models/test_joined.py",
+        "signs that change in a mask, through .data, are not seen",
+        "test_masks_written_to.py",
     ),
     Mutant(
         "models/interception/functions.py",
