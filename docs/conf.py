@@ -90,7 +90,7 @@ nitpick_ignore_regex = [
         r"Tensor|Phi|Residual|Edges|Part|Align|Kind|Cached|Record|Words|Outcome|Origin|ByTile|Visible|LayerName|"
         r"Linear|HeadView|Array|ArrayT|Integers|Rows|AlignLike|LengthsLike|MaskLike|BiasLike|TokensLike|Index|Nested|"
         r"Result|R[1-4]|Source|Pairs|Each|Writer|OfHeads|Picture|Model|Queries|EllipsisType|Axes|Colormap|DataFrame|"
-        r"PreTrainedModel|PreTrainedTokenizerBase|Path|Heads|DocumentEdges",
+        r"PreTrainedModel|PreTrainedTokenizerBase|Path|Heads|DocumentEdges|HeadNumbers|Layers|Mode",
     ),
     (r"py:.*", r"clearhead\.(?!nn\.[a-zA-Z]|testing\.)[a-z_]+\..*"),
 ]
