@@ -8,8 +8,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 from torch.compiler import is_compiling, is_dynamo_compiling, is_exporting
 
-from clearhead.base.torch_state import active as torch_state
-from clearhead.base.torch_state import torch_private
+from clearhead.base.torch_state import active, torch_private
 from clearhead.base.torch_state.active import (
     GRAD,
     JVP,
@@ -64,7 +63,7 @@ def get_mode() -> Mode:
     # No module of PyTorch is named in here: with it the compiler would compile this function by itself, where code
     # around it could not be compiled. `is_compiling` is one flag of the process: while one thread compiles, it is
     # True in all threads.
-    if is_compiling() and (is_dynamo_compiling() or torch_state.tracing_context() is not None):
+    if is_compiling() and (is_dynamo_compiling() or active.tracing_context() is not None):
         return Mode(
             eager=False,
             compiled=True,
@@ -74,17 +73,17 @@ def get_mode() -> Mode:
             backward=_is_in_backward(),
         )
     if interpreter() is None and not dispatch_modes() and dual_level() < 0 and jit_state() is None:
-        return _EAGER[any_autocast()][torch_state.backward_task() != -1]
-    active, level, (fake, *recorders) = tuple(torch_state.transforms()), dual_level(), torch_state.tracing_modes()
+        return _EAGER[any_autocast()][active.backward_task() != -1]
+    kinds, level, (fake, *recorders) = tuple(active.transforms()), dual_level(), active.tracing_modes()
     return Mode(
         eager=False,
         traced=fake is not None or any(recorders),
         recorded=any(recorders),
-        transforms=active,
+        transforms=kinds,
         forward_level=level,
-        operations_only=bool(active) or level >= 0,
+        operations_only=bool(kinds) or level >= 0,
         autocast=any_autocast(),
-        backward=torch_state.backward_task() != -1,
+        backward=active.backward_task() != -1,
     )
 
 
@@ -110,24 +109,24 @@ CURRENT = cast(Mode, _CurrentMode)
 def _is_differentiated() -> bool:
     """Whether `torch.func` or forward mode differentiates code that is compiled. The compiler bakes the answer in, and
     checks the level of both before it uses the code again."""
-    active = torch_state.transforms()
-    return dual_level() >= 0 or GRAD in active or JVP in active
+    kinds = active.transforms()
+    return dual_level() >= 0 or GRAD in kinds or JVP in kinds
 
 
 @assume_constant  # compiled code has no task of its own; PyTorch 2.12 takes the number for a value
 def _is_in_backward() -> bool:
-    return torch_state.backward_task() != -1
+    return active.backward_task() != -1
 
 
 def count_loss_batches() -> int:
     """How many batches of `torch.autograd`'s own are nested here (`vectorize=True`, `is_grads_batched=True`)."""
-    return 0 if get_mode().compiled else torch_state.batches_of_losses()
+    return 0 if get_mode().compiled else active.batches_of_losses()
 
 
 @assume_constant
 def is_inside_transform() -> bool:
     """Whether, in code that is being compiled, `torch.func` or forward mode is at work: the answer is compiled in."""
-    return dual_level() >= 0 or bool(torch_state.transforms())
+    return dual_level() >= 0 or bool(active.transforms())
 
 
 def is_capturing_graph() -> bool:

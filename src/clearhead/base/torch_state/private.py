@@ -1,8 +1,8 @@
 """Looking up private names of PyTorch and transformers, once each.
 
-The files with `private` or `torch_state` in their names do so. A private name begins with `_`, or is reached through
-one that does; another version of its package may lack it. `import clearhead` works without it, and each use raises an
-`UnsupportedError` that names the tested versions.
+`torch_private.py`, `active.py` and `models/interception/transformers_private.py` do so. A private name begins with `_`,
+or is reached through one that does; another version of its package may lack it. `import clearhead` works without it,
+and each use raises an `UnsupportedError` that names the tested versions.
 """
 
 from __future__ import annotations

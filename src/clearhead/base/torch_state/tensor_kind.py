@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, UnsupportedError
-from clearhead.base.torch_state import active as torch_state
-from clearhead.base.torch_state import torch_private
+from clearhead.base.torch_state import active, torch_private
 from clearhead.base.torch_state.active import FakeTensor, get_unwrapped, interpreter, is_batched, is_wrapped, jit_state
 from clearhead.base.torch_state.mode import get_mode
 from clearhead.base.torch_state.torch_private import data_address, is_zero_tensor
@@ -48,7 +47,7 @@ def to_host_array(tensor: Tensor) -> np.ndarray:
     """The values of a tensor that needs no gradient, as they are below transforms of `torch.func`."""
     if interpreter() is None:
         return tensor.cpu().numpy()
-    with torch_state.without_transforms():
+    with active.without_transforms():
         return unwrap(tensor).cpu().numpy()
 
 
@@ -147,7 +146,7 @@ def holds_all_bytes(tensor: Tensor) -> bool:
 
 def to_fake(tensor: Tensor) -> Tensor:
     """The tensor; where PyTorch's fake tensors are at work, a fake tensor like it."""
-    mode = torch_state.tracing_modes()[0] if get_mode().traced else None
+    mode = active.tracing_modes()[0] if get_mode().traced else None
     return tensor if mode is None or isinstance(tensor, FakeTensor) else mode.from_tensor(tensor)
 
 
