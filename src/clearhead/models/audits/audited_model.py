@@ -1,0 +1,184 @@
+"""A model and a batch, run again and again with some of the inputs changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.models.checks import ran
+
+IDS = ("input_ids", "decoder_input_ids")
+FEATURES = ("inputs_embeds", "input_features", "input_values", "pixel_values", "hidden_states", "x", "src")
+SPECIAL = "pad bos eos sep cls mask image video audio decoder_start boi eoi".split()
+LOUD = 3.0  # changed vectors are so many times as long as others of the batch: a short one may vanish in rounding
+
+
+class AuditedModel:
+    """A model with a batch of inputs, and the outputs by position that it computes from them.
+
+    `model`: a module, or any callable of the batch. `batch`: a mapping of keywords, a tuple of arguments, or one
+    tensor. `name`: the input that is changed, a key of the mapping. `output`: picks the tensor (B, L, ...) from what the
+    model returns; None takes the first one of that shape. `seed`: of the random numbers of each forward pass.
+    """
+
+    def __init__(
+        self, model: Any, batch: Any, name: str | None, output: Callable[[Any], Tensor] | None, seed: int
+    ) -> None:
+        self.model, self.batch, self.seed, self.forwards = model, batch, seed, 0
+        self._name = name or _find_name(batch)
+        self._output = output
+        inputs = self.inputs
+        if inputs.ndim < 2 or (inputs.is_floating_point() and inputs.ndim != 3):
+            raise ShapeError(
+                f"audit: the input has shape {tuple(inputs.shape)}; expected ids (B, L) or vectors (B, L, C).\n"
+                'Name another input: inputs="input_ids".'
+            )
+
+    @property
+    def inputs(self) -> Tensor:
+        """The tensor that is changed: ids (B, L), or vectors (B, L, C)."""
+        batch = self.batch
+        found = batch[self._name] if isinstance(batch, Mapping) else batch[0] if isinstance(batch, tuple) else batch
+        if not isinstance(found, Tensor):
+            raise ClearheadError(f"audit: the input is a {type(found).__name__}; expected a tensor of ids or vectors.")
+        return found
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(B, L)."""
+        return self.inputs.shape[0], self.inputs.shape[1]
+
+    @property
+    def has_ids(self) -> bool:
+        return not self.inputs.is_floating_point()
+
+    def run(self, inputs: Tensor | None = None, seed: int | None = None) -> Tensor:
+        """The outputs, (B, L, C), for other inputs of the same shape, or for those of the batch."""
+        batch = self.batch
+        if inputs is not None and isinstance(batch, Mapping):
+            batch = {**batch, self._name: inputs}
+        elif inputs is not None:
+            batch = (inputs, *batch[1:]) if isinstance(batch, tuple) else inputs
+        self.forwards += 1
+        with torch.random.fork_rng():
+            torch.manual_seed(self.seed if seed is None else seed)
+            result = ran(self.model, batch)
+        if self._output is not None:
+            return self._output(result).flatten(2)
+        return find_output(result, self.shape)
+
+    def find_special(self) -> Tensor:
+        """The inputs that are special ids, bool (B, L): they may decide more than a word does, such as where a document
+        begins, so they stay."""
+        found = torch.zeros(self.shape, dtype=torch.bool)
+        if self.has_ids:
+            for number in _special_ids(self.model):
+                found |= (self.inputs == number).cpu()
+        return found
+
+    def replace_ids(self, changed: Tensor) -> Tensor:
+        """Other ids at these positions, bool (B, L), from the ids that occur in the batch and are not special."""
+        ids, generator = self.inputs, torch.Generator().manual_seed(self.seed)
+        occurring = torch.tensor(sorted(set(ids.unique().tolist()) - _special_ids(self.model)))
+        if len(occurring) < 2:
+            raise ClearheadError("audit: the batch has fewer than two ids to exchange. Use a text with more words.")
+        drawn = torch.randint(len(occurring), ids.shape, generator=generator)
+        same = occurring[drawn] == ids.cpu()
+        other = occurring[torch.where(same, (drawn + 1) % len(occurring), drawn)]
+        return torch.where(changed.to(ids.device), other.to(ids), ids)
+
+    def replace_vectors(self, vectors: Tensor, changed: Tensor) -> Tensor:
+        """Other vectors at these positions: those of other positions, `LOUD` times, and noise."""
+        return replace_vectors(vectors, changed, self.seed)
+
+    @contextmanager
+    def embeddings_replaced(self, changed: Tensor) -> Iterator[None]:
+        """Change what the model's embedding gives at these positions. Raises where no embedding reads the ids."""
+        done: list[nn.Module] = []
+
+        def hook(module: nn.Module, args: tuple[Any, ...], result: Tensor) -> Tensor | None:
+            read = args[0] if args else None
+            if done or not isinstance(read, Tensor) or read.shape != self.inputs.shape:
+                return None
+            if not torch.equal(read, self.inputs):
+                return None
+            done.append(module)
+            return self.replace_vectors(result, changed)
+
+        parts = [part for part in self.model.modules() if isinstance(part, nn.Embedding)]
+        handles = [part.register_forward_hook(hook) for part in parts]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+        if not done:
+            raise ClearheadError("audit: no nn.Embedding of the model reads these ids.")
+
+
+def replace_vectors(vectors: Tensor, changed: Tensor, seed: int) -> Tensor:
+    """Other vectors (B, L, C) at these positions, bool (B, L): those of other positions, `LOUD` times, and noise.
+
+    Where several positions change, one feature is large in all of them: a norm or a scale that is shared by the whole
+    tensor would not notice vectors of the usual size.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    flat = vectors.flatten(0, 1)
+    size = float(flat.float().std()) or 1.0
+    order = torch.randperm(len(flat), generator=generator)
+    order = torch.where(order == torch.arange(len(flat)), (order + 1) % len(flat), order).to(flat.device)
+    noise = torch.randn(flat.shape, generator=generator) * (0.1 * size)
+    other = flat[order] * LOUD + noise.to(flat)
+    if int(changed.sum()) > len(vectors):
+        other[:, int(torch.randint(flat.shape[1], (), generator=generator))] += 10 * size
+    return torch.where(changed.to(flat.device)[..., None], other.view_as(vectors), vectors)
+
+
+def find_tensors(result: Any) -> Iterator[Tensor]:
+    """All tensors in the result of a model, outer ones first."""
+    if isinstance(result, Tensor):
+        yield result
+    else:
+        values = result.values() if isinstance(result, Mapping) else result if isinstance(result, list | tuple) else ()
+        for value in values:
+            yield from find_tensors(value)
+
+
+def find_output(result: Any, shape: tuple[int, int]) -> Tensor:
+    """The first floating tensor of shape (B, L, ...) in the result of a model, as (B, L, C)."""
+    found = list(find_tensors(result))
+    for least in (3, 2):
+        for tensor in found:
+            if tensor.ndim >= least and tensor.shape[:2] == shape and tensor.is_floating_point():
+                return tensor.reshape(*shape, -1)
+    shapes = ", ".join(str(tuple(tensor.shape)) for tensor in found) or "no tensor"
+    raise ShapeError(
+        f"audit: the model returned {shapes}; expected an output by position, (B, L, ...) = {(*shape, '...')}.\n"
+        "Pick it: output=lambda result: result.last_hidden_state."
+    )
+
+
+def _find_name(batch: Any) -> str:
+    """The name of the input to change; of a batch without names, any text."""
+    if not isinstance(batch, Mapping):
+        return ""
+    for name in (*IDS, *FEATURES):
+        if isinstance(batch.get(name), Tensor):
+            return name
+    raise ClearheadError(f"audit: none of the inputs {', '.join(map(str, batch))} is known. Name it: inputs=\"...\".")
+
+
+def _special_ids(model: Any) -> set[int]:
+    """The ids that the model's configuration gives a meaning of their own."""
+    config = getattr(model, "config", None)
+    found = set()
+    for part in (config, getattr(config, "text_config", None)):
+        for name in SPECIAL:
+            value = getattr(part, f"{name}_token_id", None)
+            found |= {number for number in (value if isinstance(value, list | tuple) else [value]) if isinstance(number, int)}
+    return found
