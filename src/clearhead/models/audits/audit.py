@@ -52,7 +52,7 @@ class KnownPairs:
 
     def of(self, call: AttentionCall, expected: Mask) -> Pairs:
         problem = call.problem
-        if _infinite(problem) is not None:
+        if infinite_bias(problem) is not None:
             return pairs_of(call, expected)
         sizes = problem.sizes
         which = expected.signature() or id(expected)
@@ -92,11 +92,11 @@ def _allowed(call: AttentionCall) -> Mask:
         whole = torch.zeros(1, 1, 1, dtype=torch.int64, device=problem.sizes.device)
         spans = Spans(whole, whole + problem.sizes.keys)
     allowed: Mask = RecordedMask(spans, problem.sizes)
-    infinite = _infinite(problem)
+    infinite = infinite_bias(problem)
     return allowed if infinite is None else allowed & DenseMask(~infinite)
 
 
-def _infinite(problem: Problem) -> Tensor | None:
+def infinite_bias(problem: Problem) -> Tensor | None:
     """Where the bias is −∞, which hides a pair as a mask does: a float mask of clearhead's own calls is a bias."""
     dense = None if problem.bias is None else problem.bias.dense
     found = None if dense is None else dense == -torch.inf
@@ -131,7 +131,7 @@ def shares(call: AttentionCall, pairs: Pairs) -> tuple[Tensor, Tensor]:
 def weights_of(call: AttentionCall, part: Visible) -> Weights:
     """The softmax over these pairs alone."""
     problem = call.problem._replace(visible=part, sinks=None)
-    bias, infinite = problem.bias, _infinite(problem)
+    bias, infinite = problem.bias, infinite_bias(problem)
     if bias is not None and bias.dense is not None and infinite is not None:
         problem = problem._replace(bias=bias._replace(dense=bias.dense.masked_fill(infinite, 0.0)))
     call.record.check()

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from clearhead.base.output.text import said
 
 Position = tuple[int, int]  # (sequence, position)
+Level = Literal["outputs", "layers", "all"]
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class AuditReport:
     """
 
     expected: str
-    level: Literal["outputs", "layers", "all"]
+    level: Level
     tests: Sequence[TestResult]
     coverage: dict[str, float] = field(default_factory=dict)
     forwards: int = 0

@@ -11,6 +11,15 @@ from torch import Tensor
 
 from clearhead.models.audits.probes import Positions, Probe
 
+ROUNDING = 1e-5  # of the usual movement: below it, an output whose gradient is zero moved by rounding alone
+LEAK_CODES = {  # by the relation of an input to the output that it moves
+    "padding": "padding-reaches-outputs",
+    "another sequence": "sequences-mix",
+    "another document": "documents-mix",
+    "a later position": "later-positions-reach-outputs",
+    "an earlier position": "window-exceeded",
+}
+
 Run = Callable[[Tensor | None], Tensor]  # the outputs (B, L, C) with the inputs of bool (B, L) changed; None: none
 
 

@@ -78,6 +78,7 @@ class Reachability:
     def __init__(self, layers: Sequence[AllowedPairs], unlimited: bool = False) -> None:
         groups = [list(group) for _, group in groupby(layers, key=id)]
         self._groups = [(group[0], None if unlimited else len(group)) for group in groups]
+        self.key = tuple((id(pairs), number) for pairs, number in self._groups)  # equal for the same layers
 
     def find_outputs(self, inputs: Tensor) -> Tensor:
         """The outputs that any of these inputs may influence: bool (S, B, L), for S sets of inputs."""

@@ -1,0 +1,219 @@
+"""The computed test: is each call's output softmax(scores) · value of its own inputs, with the expected mask?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clearhead.biases.base import Added
+from clearhead.inspection.reductions.by_query import LogSumExp, MaxScore, Output
+from clearhead.inspection.source import FromRecord
+from clearhead.inspection.weights import Weights
+from clearhead.masks.base import Mask, Spans
+from clearhead.masks.causal import Causal
+from clearhead.masks.padding import Padding
+from clearhead.models.audits.audit import infinite_bias
+from clearhead.models.audits.audit_report import Finding, TestResult
+from clearhead.models.recordings.attention_call import AttentionCall
+from clearhead.problem._recorded import RecordedMask
+from clearhead.problem.problem import Problem
+from clearhead.problem.record import now
+from clearhead.problem.visible import Visible, resolve
+from clearhead.scores.base import Pairwise
+
+# The largest `Deviation.ratio` that is rounding. Healthy backends gave at most 0.25 in half precision, and 1.5 in
+# float32; a window of 1,024 keys that is wrong by one key gives 1 in bfloat16, and 70,000 in float32. Eager attention
+# of float64 has a softmax in float32.
+LARGEST_RATIO = {torch.float64: 32.0, torch.float32: 32.0, torch.float16: 0.6, torch.bfloat16: 0.6}
+Change = tuple[str, Problem]  # a wrong formula in words, and the problem that it computes
+
+
+class Deviation(NamedTuple):
+    """The row of a call whose output is farthest from a formula, as a multiple of its expected rounding.
+
+    `ratio`: |output − formula| ÷ (ε (|formula| + (1 + max|s|) √(max w · Σ_j w_j |v_j|²))), of the row's vectors: the
+    rounding of the result, and of each weight and score. `row`: its sequence, head and query.
+    """
+
+    ratio: float
+    row: tuple[int, int, int]
+
+
+@torch.no_grad()
+def measure_deviation(problem: Problem, value: Tensor, output: Tensor, uncounted: Tensor | None) -> Deviation:
+    """Compare an output (B, H, Lq, Ev) with softmax(scores) · value, row by row.
+
+    `uncounted`: rows that are left out, bool, which broadcasts to (B, H, Lq), beside fully masked rows.
+    """
+    weights = Weights(FromRecord(now(problem), {}), "tiled")  # plain operations: the kernel of no backend
+    wide = value if value.dtype == torch.float64 else value.float()
+    both = torch.cat([wide, wide.square().sum(-1, keepdim=True)], -1)
+    found, lse, best = weights.reduce(Output(both), LogSumExp(), MaxScore())
+    formula, squares = found[..., :-1], found[..., -1]
+    largest = torch.exp(best - lse)
+    rounding = formula.norm(dim=-1) + (1 + best.abs()) * (largest * squares).sqrt()
+    dtypes = problem.query.dtype, value.dtype, output.dtype  # under autocast they may differ
+    eps = max(max(torch.finfo(dtype).eps for dtype in dtypes), torch.finfo(torch.float32).eps)
+    ratio = (output.to(formula.dtype) - formula).norm(dim=-1) / (eps * rounding).clamp_min(1e-30)
+    ignored = lse == -torch.inf
+    ratio = ratio.masked_fill(ignored if uncounted is None else ignored | uncounted, 0.0).nan_to_num(torch.inf)
+    if not ratio.numel():
+        return Deviation(0.0, (0, 0, 0))
+    place = int(ratio.flatten().argmax())
+    sequence, head, query = map(int, np.unravel_index(place, tuple(ratio.shape)))
+    return Deviation(float(ratio.flatten()[place]), (sequence, head, query))
+
+
+def audit_computed(calls: list[tuple[AttentionCall, Mask]]) -> TestResult:
+    """Compare each recorded call with the formula under its expected mask; name the wrong formula that it equals."""
+    examined, findings = 0, []
+    for call, expected in calls:
+        value, outcome = call.values()
+        if outcome.output is None:
+            continue
+        examined += 1
+        uncounted = _uncounted_rows(call)
+        problem = _expected_problem(call, expected)
+        found = measure_deviation(problem, value, outcome.output, uncounted)
+        if found.ratio <= _tolerance(call, value, outcome.output):
+            continue
+        finding = _explain(call, expected, problem, value, outcome.output, uncounted, found)
+        findings.append(finding)
+        break
+    if not examined:
+        return TestResult("computed", None, "no call gives an output for each head")
+    if findings:
+        return TestResult("computed", False, "a call computes another formula", tuple(findings))
+    return TestResult("computed", True, f"each of {examined} calls equals softmax(scores) · value with this mask")
+
+
+def _tolerance(call: AttentionCall, value: Tensor, output: Tensor) -> float:
+    """The largest ratio that is rounding, by the coarsest dtype of a call."""
+    dtypes = sorted((call.query.dtype, value.dtype, output.dtype), key=lambda dtype: torch.finfo(dtype).eps)
+    return LARGEST_RATIO[dtypes[-1]]
+
+
+def _uncounted_rows(call: AttentionCall) -> Tensor | None:
+    """Rows that are padding, and fully masked rows to which the backend gave uniform weights."""
+    found = None if call.uniform is None else call.uniform[..., 0]
+    if call.padding is not None and call.padding.queries is not None:
+        padding = ~call.padding.queries[:, None]
+        found = padding if found is None else found | padding
+    return found
+
+
+def _expected_problem(call: AttentionCall, expected: Mask) -> Problem:
+    """The problem of a call with the expected mask, and its padding, in place of its own mask."""
+    problem = call.problem
+    if call.padding is not None and call.padding.keys is not None:
+        expected = expected & Padding(call.padding.keys)
+    infinite = infinite_bias(problem)  # hides pairs as a mask does
+    if infinite is not None and problem.bias is not None and problem.bias.dense is not None:
+        finite = problem.bias.dense.masked_fill(infinite, 0.0)
+        problem = problem._replace(bias=problem.bias._replace(dense=finite))
+    return problem._replace(visible=_resolve(expected, problem))
+
+
+def _resolve(mask: Mask, problem: Problem) -> Visible:
+    return resolve(mask, problem.sizes._replace(align="lower_right"), as_written=False)
+
+
+def _explain(
+    call: AttentionCall,
+    expected: Mask,
+    problem: Problem,
+    value: Tensor,
+    output: Tensor,
+    uncounted: Tensor | None,
+    found: Deviation,
+) -> Finding:
+    """The finding of a call that differs, with the first wrong formula that its output equals."""
+    most = _tolerance(call, value, output)
+    what, code = "none of the known mistakes", "formula-differs"
+    for words, changed in list_mistakes(call, expected, problem):
+        given = value
+        if changed.key.shape[1] != value.shape[1]:  # tiled key heads have tiled values
+            given = value.repeat(1, changed.key.shape[1] // value.shape[1], 1, 1)
+        if measure_deviation(changed, given, output, uncounted).ratio <= most:
+            what, code = words, words.replace(" ", "-").replace(",", "").lower()
+            break
+    sequence, head, query = found.row
+    text = (
+        f"{call.name} ({call.backend}), head {head}, query {query} of sequence {sequence}: the output differs by "
+        f"{found.ratio:.2g} times its rounding. It equals {what}."
+    )
+    return Finding(code, "computed", text, str(call.layer), call.name, (head,), (sequence, query))
+
+
+def list_mistakes(call: AttentionCall, expected: Mask, problem: Problem) -> Iterator[Change]:
+    """Known wrong formulas: one mistake each, then pairs of a wrong mask and another mistake.
+
+    `problem`: the call with its expected mask.
+    """
+    masks = [("the formula with " + words, visible) for words, visible in _list_masks(call, expected, problem)]
+    singles = list(_list_other_mistakes(problem))
+    for words, visible in masks:
+        yield words, problem._replace(visible=visible)
+    yield from singles
+    for words, visible in masks:
+        for others, changed in singles:
+            yield f"{words}, and {others}", changed._replace(visible=visible)
+
+
+def _list_masks(call: AttentionCall, expected: Mask, problem: Problem) -> Iterator[tuple[str, Visible | None]]:
+    sizes = problem.sizes
+    yield "no mask", None
+    yield "a causal mask alone", _resolve(Causal(), problem)
+    if sizes.queries != sizes.keys:
+        upper_left = sizes._replace(align="upper_left")
+        yield "a causal mask aligned at the upper left", resolve(Causal(), upper_left, as_written=False)
+    if call.problem.visible is not None:
+        yield "the mask that the call was given", call.problem.visible
+    yield "the mask inverted", _resolve(~expected, problem)
+    yield "the mask and a causal mask", _resolve(expected & Causal(), problem)
+    assert problem.visible is not None
+    spans = problem.visible.spans
+    if not spans.plain:
+        return
+    start, stop = torch.broadcast_tensors(spans.start, spans.stop)  # type: ignore[no-untyped-call]
+    own = torch.arange(start.shape[-1], device=start.device) + sizes.keys - sizes.queries  # positions of the queries
+    for words, low, high in (
+        ("a window one key wider", start - 1, stop),
+        ("a window one key narrower", torch.minimum(start + 1, own), stop),
+        ("one key more on the right", start, stop + 1),
+        ("the last key masked", start, stop.clamp(max=sizes.keys - 1)),
+        ("the first key masked", start.clamp(min=1), stop),
+    ):
+        shifted = Spans(low.clamp(0, sizes.keys), high.clamp(0, sizes.keys))
+        yield words, _resolve(RecordedMask(shifted, sizes), problem)
+
+
+def _list_other_mistakes(problem: Problem) -> Iterator[Change]:
+    scores = problem.scores
+    if isinstance(scores, Pairwise):
+        width = scores.query.shape[-1]
+        for words, scale in (("1/√E", width**-0.5), ("1", 1.0), ("1/E", 1 / width), ("√E", width**0.5)):
+            if abs(scale - scores.scale) > 1e-9:
+                yield f"a scale of {words}", problem._replace(scores=scores._replace(scale=scale))
+        if scores.softcap is not None:
+            yield "no softcap", problem._replace(scores=scores._replace(softcap=None))
+        if 1 < scores.key.shape[1] < problem.sizes.heads:
+            tiled = scores.key.repeat(1, problem.sizes.heads // scores.key.shape[1], 1, 1)
+            yield "key heads repeated as a whole (repeat)", problem._replace(scores=scores._replace(key=tiled))
+    if problem.sinks is not None:
+        yield "no sinks", problem._replace(sinks=None)
+    if problem.bias is not None:
+        yield "no bias", problem._replace(bias=None)
+    visible, sizes = problem.visible, problem.sizes
+    if visible is not None and problem.bias is None:
+
+        def allowed(*sides: slice) -> Tensor:
+            return visible.spans.keep(*sides, sizes.keys).float()
+
+        added = problem._replace(visible=None, bias=Added(function=allowed))
+        yield "the bool mask added as 0 and 1", added
+        yield "the bool mask added as 0 and 1, and a causal mask", added._replace(visible=_resolve(Causal(), problem))

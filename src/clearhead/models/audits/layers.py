@@ -1,0 +1,69 @@
+"""The layer test: does each block of a model, run alone, depend on what it may and on nothing else?"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from clearhead.models.audits.audit_report import Finding, TestResult
+from clearhead.models.audits.audited_model import replace_vectors
+from clearhead.models.audits.blocks import Block, locate_change
+from clearhead.models.audits.expectation import Expectation
+from clearhead.models.audits.influence import LEAK_CODES, ROUNDING, Influence, measure_influence
+from clearhead.models.audits.probes import Positions, Probe, choose_probes
+from clearhead.models.audits.reachability import Reachability
+
+
+@torch.no_grad()
+def audit_layers(blocks: list[Block], expectation: Expectation, probes: int, seed: int) -> TestResult:
+    """Change the recorded hidden states of each block, and compare the block's outputs to the bit."""
+    examined, findings, skipped = 0, [], []
+    chosen: dict[int, tuple[Reachability, Positions, list[Probe]]] = {}
+    for block in blocks:
+        reach = expectation.find_reach_of_block(block.name)
+        if reach is None or not block.can_run or block.hidden.shape[:2] != expectation.tokens.shape:
+            skipped.append(block.name)
+            continue
+        key = reach.key
+        if key not in chosen:
+            positions = Positions(reach, expectation.tokens, torch.ones_like(expectation.tokens))
+            generator = torch.Generator().manual_seed(seed)
+            chosen[key] = reach, positions, choose_probes(positions, probes, generator)[0]
+        _, positions, some = chosen[key]
+
+        def run(changed: Tensor | None, block: Block = block) -> Tensor:
+            hidden = block.hidden
+            return block.run(hidden if changed is None else replace_vectors(hidden, changed, seed))
+
+        try:
+            found = measure_influence(run, positions, some)
+        except Exception as error:  # a block may need what only the whole model has
+            skipped.append(f"{block.name} ({type(error).__name__}: {error})")
+            continue
+        examined += 1
+        finding = _judge(block, found, positions, seed)
+        findings += [finding] if finding else []
+    if findings:
+        text = f"{len(findings)} of {examined} blocks do not depend on what they should"
+        return TestResult("layer", False, text, tuple(findings))
+    if not examined:
+        return TestResult("layer", None, "no block of the model could be run alone")
+    left = f"; not examined: {', '.join(skipped[:3])}" if skipped else ""
+    return TestResult("layer", True, f"each of {examined} blocks, run alone, depends on what it may{left}")
+
+
+def _judge(block: Block, found: Influence, positions: Positions, seed: int) -> Finding | None:
+    """The finding of one block, with the part of it where the change is first seen."""
+    leak = found.leaks[0] if found.leaks and found.leaks[0].size > ROUNDING else None
+    if leak is not None:
+        place, heads = locate_change(block, replace_vectors(block.hidden, leak.probe.changed, seed), leak.moved)
+        relation = positions.relate(leak.output, leak.source) if leak.output and leak.source else "several inputs"
+        text = f"{block.name} depends on {relation}: output {leak.output} on input {leak.source}, {place}"
+        code = LEAK_CODES.get(relation, "outputs-leak")
+        return Finding(code, "layer", text, module=block.name, heads=heads, output=leak.output, source=leak.source)
+    has_attention = any("att" in f"{name} {type(part).__name__}".lower() for name, part in block.module.named_modules())
+    if found.unmoved and has_attention:  # a convolution or a state need not reach so far
+        output = tuple(found.unmoved[0][1].nonzero()[0].tolist())
+        text = f"{block.name}: output {output} does not depend on inputs that it may attend to"
+        return Finding("inputs-ignored", "layer", text, module=block.name, output=(output[0], output[1]))
+    return None
