@@ -30,7 +30,7 @@ class AuditedModel:
         self, model: Any, batch: Any, name: str | None, output: Callable[[Any], Tensor] | None, seed: int
     ) -> None:
         self.model, self.batch, self.seed, self.forwards = model, batch, seed, 0
-        self._name = name or _find_name(batch)
+        self.name = name or _find_name(batch)
         self._output = output
         inputs = self.inputs
         if inputs.ndim < 2 or (inputs.is_floating_point() and inputs.ndim != 3):
@@ -43,7 +43,7 @@ class AuditedModel:
     def inputs(self) -> Tensor:
         """The tensor that is changed: ids (B, L), or vectors (B, L, C)."""
         batch = self.batch
-        found = batch[self._name] if isinstance(batch, Mapping) else batch[0] if isinstance(batch, tuple) else batch
+        found = batch[self.name] if isinstance(batch, Mapping) else batch[0] if isinstance(batch, tuple) else batch
         if not isinstance(found, Tensor):
             raise ClearheadError(f"audit: the input is a {type(found).__name__}; expected a tensor of ids or vectors.")
         return found
@@ -61,7 +61,7 @@ class AuditedModel:
         """The outputs, (B, L, C), for other inputs of the same shape, or for those of the batch."""
         batch = self.batch
         if inputs is not None and isinstance(batch, Mapping):
-            batch = {**batch, self._name: inputs}
+            batch = {**batch, self.name: inputs}
         elif inputs is not None:
             batch = (inputs, *batch[1:]) if isinstance(batch, tuple) else inputs
         self.forwards += 1
@@ -97,8 +97,8 @@ class AuditedModel:
         return replace_vectors(vectors, changed, self.seed)
 
     @contextmanager
-    def embeddings_replaced(self, changed: Tensor) -> Iterator[None]:
-        """Change what the model's embedding gives at these positions. Raises where no embedding reads the ids."""
+    def embeddings_replaced(self, replace: Callable[[Tensor], Tensor]) -> Iterator[None]:
+        """Put `replace(vectors)` in place of the embeddings (B, L, C) of the ids. Raises where none reads the ids."""
         done: list[nn.Module] = []
 
         def hook(module: nn.Module, args: tuple[Any, ...], result: Tensor) -> Tensor | None:
@@ -108,7 +108,7 @@ class AuditedModel:
             if not torch.equal(read, self.inputs):
                 return None
             done.append(module)
-            return self.replace_vectors(result, changed)
+            return replace(result)
 
         parts = [part for part in self.model.modules() if isinstance(part, nn.Embedding)]
         handles = [part.register_forward_hook(hook) for part in parts]

@@ -59,7 +59,7 @@ def measure_influence(run: Run, positions: Positions, probes: list[Probe], bisec
     found, base = Influence(), run(None)
     movements = []
     for probe in probes:
-        movement, moved = _compare(base, run(probe.changed))
+        movement, moved = compare_outputs(base, run(probe.changed))
         leak = moved & probe.fixed
         if bool(leak.any()):
             found.leaks.append(Leak(probe, leak, float(movement[leak].max())))
@@ -76,7 +76,7 @@ def measure_influence(run: Run, positions: Positions, probes: list[Probe], bisec
     return found
 
 
-def _compare(base: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+def compare_outputs(base: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
     """How far each output (B, L) moved, as a part of the outputs' size, and whether any bit of it did."""
     numbers = base.double()
     finite = numbers[numbers.isfinite()]
@@ -88,7 +88,7 @@ def _compare(base: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
 
 def _trace(run: Run, base: Tensor, leak: Leak) -> None:
     """Find one input that alone moves the output that moved most, by halving the set of changed inputs."""
-    movement, moved = _compare(base, run(leak.probe.changed))
+    movement, moved = compare_outputs(base, run(leak.probe.changed))
     flat = movement.masked_fill(~(leak.moved & moved), -1.0).flatten()
     length = base.shape[1]
     leak.output = divmod(int(flat.argmax()), length)
@@ -115,4 +115,4 @@ def _moves(run: Run, base: Tensor, inputs: list[tuple[int, int]], output: tuple[
     changed = torch.zeros(base.shape[:2], dtype=torch.bool)
     for place in inputs:
         changed[place] = True
-    return bool(_compare(base, run(changed))[1][output])
+    return bool(compare_outputs(base, run(changed))[1][output])

@@ -18,9 +18,11 @@ from clearhead.models.audits.audited_model import AuditedModel
 from clearhead.models.audits.blocks import Block, record_blocks
 from clearhead.models.audits.computed import audit_computed
 from clearhead.models.audits.expectation import Expectation
-from clearhead.models.audits.influence import LEAK_CODES, ROUNDING, Influence, measure_influence
+from clearhead.models.audits.gradient import audit_gradient
+from clearhead.models.audits.influence import LEAK_CODES, ROUNDING, Influence, compare_outputs, measure_influence
 from clearhead.models.audits.layers import audit_layers
-from clearhead.models.audits.probes import Positions, choose_probes
+from clearhead.models.audits.probes import Positions, Probe, choose_probes
+from clearhead.models.audits.sameness import audit_sameness
 from clearhead.models.recording import Recording
 from clearhead.models.watch import watch_own
 
@@ -46,10 +48,15 @@ def audit(
     tests = [given]
     if level != "outputs" and recording is not None:
         tests.append(audit_computed(expectation.calls))
-    tests += _audit_influence(audited, expectation)
+    positions = Positions(expectation.find_reach(), tokens, torch.ones_like(tokens))
+    generator = torch.Generator().manual_seed(seed)
+    probes, coverage = choose_probes(positions, PROBES, generator)
+    tests += _audit_influence(audited, positions, probes)
     if level != "outputs" and isinstance(model, nn.Module):
         tests.append(audit_layers(blocks, expectation, PROBES, seed))
-    return AuditReport(expectation.text, level, tests, {}, audited.forwards)
+    if level == "all" and isinstance(model, nn.Module):
+        tests += [audit_gradient(audited, positions, probes), audit_sameness(audited, positions)]
+    return AuditReport(expectation.text, level, tests, coverage.shares, audited.forwards)
 
 
 def _run_recorded(
@@ -86,10 +93,12 @@ def _find_tokens(audited: AuditedModel, padding: Array | None) -> Tensor:
 
 
 @torch.no_grad()
-def _audit_influence(audited: AuditedModel, expectation: Expectation) -> Iterator[TestResult]:
+def _audit_influence(audited: AuditedModel, positions: Positions, probes: list[Probe]) -> Iterator[TestResult]:
     """Change ids, where the input has some, and vectors: the embeddings of ids, or the input itself."""
-    reach, tokens = expectation.find_reach(), expectation.tokens
     base = audited.run()
+    distance, moved = compare_outputs(base, audited.run(seed=audited.seed + 1))
+    if bool(moved.any()):
+        yield _judge_repeated(audited, float(distance.max()))
 
     def change_ids(changed: Tensor | None) -> Tensor:
         return base if changed is None else audited.run(audited.replace_ids(changed))
@@ -99,20 +108,28 @@ def _audit_influence(audited: AuditedModel, expectation: Expectation) -> Iterato
             return base
         if not audited.has_ids:
             return audited.run(audited.replace_vectors(audited.inputs, changed))
-        with audited.embeddings_replaced(changed):
+        with audited.embeddings_replaced(lambda vectors: audited.replace_vectors(vectors, changed)):
             return audited.run()
 
-    special = audited.find_special() & tokens
-    kinds = [("ids", change_ids, ~special)] if audited.has_ids else []
-    for name, change, changeable in (*kinds, ("vectors", change_vectors, torch.ones_like(tokens))):
-        positions = Positions(reach, tokens, changeable)
-        generator = torch.Generator().manual_seed(audited.seed)
-        try:
-            found = measure_influence(change, positions, choose_probes(positions, PROBES, generator)[0])
-        except ClearheadError as error:
-            yield TestResult(name, None, str(error).splitlines()[0])
-            continue
-        yield _judge(name, found, positions)
+    if audited.has_ids:
+        special = audited.find_special() & positions.tokens
+        by_ids = probes
+        if bool(special.any()):
+            positions = Positions(positions.reach, positions.tokens, ~special)
+            by_ids = choose_probes(positions, PROBES, torch.Generator().manual_seed(audited.seed))[0]
+        yield _judge("ids", measure_influence(change_ids, positions, by_ids), positions)
+    try:
+        yield _judge("vectors", measure_influence(change_vectors, positions, probes), positions)
+    except ClearheadError as error:
+        yield TestResult("vectors", None, str(error).splitlines()[0])
+
+
+def _judge_repeated(audited: AuditedModel, distance: float) -> TestResult:
+    """Two runs of the same batch differ: a finding in eval mode."""
+    if isinstance(audited.model, nn.Module) and audited.model.training:
+        return TestResult("repeat", None, "the model is in train mode with dropout: each run has the same seed")
+    text = f"two runs of the same batch differ by {distance:.2g} of the outputs' size, with other seeds"
+    return TestResult("repeat", False, text, (Finding("outputs-random", "repeat", text),))
 
 
 def _judge(name: str, found: Influence, positions: Positions) -> TestResult:

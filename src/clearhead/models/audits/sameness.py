@@ -1,0 +1,116 @@
+"""The sameness test: do the same tokens have the same outputs alone, in a batch, and with a key/value cache?"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.models.audits.audit_report import Finding, TestResult
+from clearhead.models.audits.audited_model import AuditedModel, find_output
+from clearhead.models.audits.probes import Positions
+from clearhead.models.checks import ran
+
+TOLERANCE = 1e-3  # of the size of the outputs
+MOST_PIECES = 4
+LEFT_OUT = ("attention_mask", "position_ids")  # of a batch, where a piece of it is run alone
+CACHES = ("past_key_values", "cache_params")
+
+
+@torch.no_grad()
+def audit_sameness(audited: AuditedModel, positions: Positions) -> TestResult:
+    """Run pieces of the batch alone, and the batch in two parts with a cache; compare with the outputs of the whole."""
+    batch = audited.batch
+    if not isinstance(batch, Mapping) or not audited.has_ids:
+        return TestResult("same", None, "the batch has no ids by name")
+    whole = audited.run()
+    numbers = whole.float()
+    size = float(numbers[positions.tokens.to(whole.device)].square().mean().sqrt()) or 1.0
+    examined, findings = [], []
+    for code, words, runs in (
+        ("positions-not-restarted", "alone", _run_alone(audited, positions)),
+        ("cache-differs", "with a cache", _run_cached(audited, positions)),
+    ):
+        try:
+            for sequence, start, result in runs:
+                examined.append(words)
+                stop = start + result.shape[1]
+                distance = (result[0].float() - numbers[sequence, start:stop]).abs().amax(-1) / size
+                if not float(distance.max()) <= TOLERANCE:
+                    place = start + int(distance.argmax())
+                    text = f"output ({sequence}, {place}) differs {words}, by {float(distance.max()):.2g} of its size"
+                    findings.append(Finding(code, "same", text, output=(sequence, place)))
+                    break
+        except Exception as error:  # not every model takes a piece of its batch, or a cache
+            examined.append(f"not {words}: {type(error).__name__}: {str(error).splitlines()[0]:.80}")
+    ways = ", ".join(dict.fromkeys(examined))
+    if findings:
+        return TestResult("same", False, f"the same tokens have other outputs ({ways})", tuple(findings))
+    return TestResult("same", True if examined else None, f"the same tokens have the same outputs ({ways})")
+
+
+Piece = tuple[int, int, Tensor]  # a sequence, the first position, and the outputs (1, n, C) from there on
+
+
+def _run_alone(audited: AuditedModel, positions: Positions) -> Iterator[Piece]:
+    """Some groups of neighbouring positions, such as documents or sequences without padding, each by itself."""
+    given = {name: value for name, value in audited.batch.items() if name not in (*LEFT_OUT, audited.name)}
+    length = audited.shape[1]
+    groups = [number for number in positions.group.unique().tolist() if number >= 0]
+    found = 0
+    for group in groups:
+        members = (positions.group == group).nonzero()
+        sequence, start, stop = int(members[0, 0]), int(members[0, 1]), int(members[-1, 1]) + 1
+        if stop - start != len(members) or (len(groups) == 1 and stop - start == length):
+            continue
+        ids = audited.inputs[sequence : sequence + 1, start:stop]
+        yield sequence, start, _run(audited, {**given, audited.name: ids})
+        found += 1
+        if found == MOST_PIECES:
+            return
+
+
+def _run_cached(audited: AuditedModel, positions: Positions) -> Iterator[Piece]:
+    """The first half of the batch, then the rest with the cache: one token, and all others together."""
+    model, batch, length = audited.model, audited.batch, audited.shape[1]
+    known = inspect.signature(model.forward).parameters if isinstance(model, nn.Module) else {}
+    cache = next((name for name in CACHES if name in known), None)
+    first = torch.zeros_like(positions.tokens)
+    first[:, -1] = True
+    is_causal = not bool(positions.reach.find_outputs(first[None])[0, :, :-1].any())
+    if cache is None or not is_causal or length < 4 or len(positions.group[positions.group >= 0].unique()) > len(first):
+        return
+    whole = [name for name in batch if name not in (*LEFT_OUT, audited.name)]
+    state, half = None, length // 2
+    for start, stop in ((0, half), (half, half + 1), (half + 1, length)):
+        given = {name: batch[name] for name in whole} | {"use_cache": True, audited.name: audited.inputs[:, start:stop]}
+        if "attention_mask" in batch:
+            given["attention_mask"] = batch["attention_mask"][:, :stop]
+        if "position_ids" in batch:
+            given["position_ids"] = batch["position_ids"][:, start:stop]
+        if state is not None:
+            given[cache] = state
+        result = _call(audited, given)
+        state = getattr(result, cache, None)
+        outputs = find_output(result, (len(first), stop - start))
+        for sequence in range(len(first)):
+            tokens = positions.tokens[sequence, start:stop]
+            if bool(tokens.all()):
+                yield sequence, start, outputs[sequence : sequence + 1]
+        if state is None:
+            return
+
+
+def _run(audited: AuditedModel, given: dict[str, Any]) -> Tensor:
+    ids = given[audited.name]
+    return find_output(_call(audited, given), (ids.shape[0], ids.shape[1]))
+
+
+def _call(audited: AuditedModel, given: dict[str, Any]) -> Any:
+    audited.forwards += 1
+    with torch.random.fork_rng():
+        torch.manual_seed(audited.seed)
+        return ran(audited.model, given) if "past_key_values" not in given else audited.model(**given)
