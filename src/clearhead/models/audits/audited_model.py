@@ -14,6 +14,7 @@ from clearhead.models.checks import ran
 
 IDS = ("input_ids", "decoder_input_ids")
 FEATURES = ("inputs_embeds", "input_features", "input_values", "pixel_values", "hidden_states", "x", "src")
+DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds")
 SPECIAL = "pad bos eos sep cls mask image video audio decoder_start boi eoi".split()
 LOUD = 3.0  # changed vectors are so many times as long as others of the batch: a short one may vanish in rounding
 
@@ -54,6 +55,22 @@ class AuditedModel:
         return self.inputs.shape[0], self.inputs.shape[1]
 
     @property
+    def output_shape(self) -> tuple[int, int]:
+        """(B, L) of the outputs: of a decoder, where the changed input is an encoder's."""
+        batch = self.batch
+        for name in DECODER_INPUTS if isinstance(batch, Mapping) else ():
+            if isinstance(batch.get(name), Tensor):
+                return batch[name].shape[0], batch[name].shape[1]
+        return self.shape
+
+    @property
+    def reads_encoder(self) -> bool:
+        """Whether the changed input is an encoder's, and the outputs are a decoder's."""
+        return isinstance(self.batch, Mapping) and self.name not in DECODER_INPUTS and any(
+            isinstance(self.batch.get(name), Tensor) for name in DECODER_INPUTS
+        )
+
+    @property
     def has_ids(self) -> bool:
         return not self.inputs.is_floating_point()
 
@@ -70,7 +87,7 @@ class AuditedModel:
             result = ran(self.model, batch)
         if self._output is not None:
             return self._output(result).flatten(2)
-        return find_output(result, self.shape)
+        return find_output(result, self.output_shape)
 
     def find_special(self) -> Tensor:
         """The inputs that are special ids, bool (B, L): they may decide more than a word does, such as where a document

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from clearhead.models.audits.audited_model import find_tensors
 
 HIDDEN = ("hidden_states", "x", "src", "tgt", "input", "inputs")
-CACHES = ("past_key_values", "past_key_value", "cache_params", "layer_past")  # a second run would add its keys again
+CACHES = ("cache", "past_key_values", "past_key_value", "cache_params", "layer_past")  # a second run would add its keys again
 
 
 class Block:

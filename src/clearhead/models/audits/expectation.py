@@ -16,22 +16,24 @@ from clearhead.masks.base import Mask, Spans
 from clearhead.masks.dense import DenseMask
 from clearhead.masks.padding import Padding
 from clearhead.models.audits.audit import Expected, expected_of
-from clearhead.models.audits.reachability import AllowedPairs, Reachability
+from clearhead.models.audits.reachability import AllowedPairs, CrossReachability, Reachability
 from clearhead.models.recordings.attention_call import AttentionCall
-from clearhead.problem._recorded import RecordedMask
 
 
 class Expectation:
-    """The masks that are expected of a model's attention, for a batch whose outputs are (B, L, ...).
+    """The masks that are expected of a model's attention, for one batch.
 
-    `tokens`: bool (B, L), False for padding. `calls`: the recorded attention calls, each with its expected mask; empty
-    where the calls of the model cannot be recorded.
+    `tokens`: the outputs that count, bool (B, L), False for padding. `encoder_tokens`: the same of the encoder's inputs,
+    where the outputs are a decoder's. `calls`: the recorded attention calls, each with its expected mask; empty where
+    the calls of the model cannot be recorded.
     """
 
-    def __init__(self, expected: Expected, tokens: Tensor, calls: Sequence[AttentionCall]) -> None:
-        self._expected, self.tokens = expected, tokens
+    def __init__(
+        self, expected: Expected, tokens: Tensor, encoder_tokens: Tensor | None, calls: Sequence[AttentionCall]
+    ) -> None:
+        self._expected, self.tokens, self.encoder_tokens = expected, tokens, encoder_tokens
         self.calls = expected_of(calls, expected) if calls else []
-        self._pairs: dict[int, AllowedPairs] = {}  # by the id of a mask, which `calls` or `expected` keeps alive
+        self._pairs: dict[Any, AllowedPairs] = {}  # by the id of a mask, which `calls` or `expected` keeps alive
 
     @property
     def text(self) -> str:
@@ -42,27 +44,57 @@ class Expectation:
         return "every position" if expected is None else f"a mask by {type(expected).__name__}"
 
     def find_reach(self) -> Reachability:
-        """The inputs that may influence each output, through all layers.
+        """The inputs that may influence each output, through all layers of self attention.
 
         Where the number of layers is not known, through any number of them.
         """
-        masks = [mask for call, mask in self.calls if self._is_whole(call)]
+        masks = [mask for call, mask in self.calls if self._is_whole(call, self.tokens)]
         if masks:
-            return Reachability([self._make_pairs(mask) for mask in masks])
-        return Reachability([self._make_pairs(self._single_mask())], unlimited=True)
+            return Reachability([self._make_pairs(mask, self.tokens, self.tokens) for mask in masks])
+        return Reachability([self._make_pairs(self._single_mask(), self.tokens, self.tokens)], unlimited=True)
 
-    def find_reach_of_block(self, name: str) -> Reachability | None:
-        """The same for one block of the model, by its name; None where no mask is expected of it."""
-        inside = [mask for call, mask in self.calls if call.name.startswith(f"{name}.") and self._is_whole(call)]
-        if inside:
-            return Reachability([self._make_pairs(mask) for mask in inside])
-        if isinstance(self._expected, Mapping) or callable(self._expected) and not isinstance(self._expected, Mask):
+    def find_encoder_reach(self) -> CrossReachability:
+        """The inputs of the encoder that may influence each output of the decoder."""
+        encoder = self.encoder_tokens
+        assert encoder is not None
+        inside = [m for c, m in self.calls if c.layer.stack == "encoder" and self._is_whole(c, encoder)]
+        own = [m for c, m in self.calls if c.layer.stack != "encoder" and self._is_whole(c, self.tokens)]
+        cross = [m for c, m in self.calls if c.kind == "cross"]
+        if not cross or len(cross) != len(own):
+            raise ClearheadError("audit: the cross attention of the model is not recorded for each layer.")
+        layers = [
+            (self._make_pairs(one, self.tokens, self.tokens), self._make_pairs(other, self.tokens, encoder))
+            for one, other in zip(own, cross, strict=True)
+        ]
+        reach = Reachability([self._make_pairs(mask, encoder, encoder) for mask in inside])
+        return CrossReachability(reach, layers, (encoder.shape[1], self.tokens.shape[1]))
+
+    def find_reach_of_block(self, name: str, shape: torch.Size) -> tuple[Reachability, Tensor] | None:
+        """The reach inside one block of the model, by its name, and its tokens; None where no mask is expected of it.
+
+        `shape`: (B, L) of the hidden states.
+        """
+        both = [tokens for tokens in (self.tokens, self.encoder_tokens) if tokens is not None and tokens.shape == shape]
+        if len(both) == 2:  # an encoder's block and a decoder's block have one shape
+            both = both[1:] if any(c.layer.stack == "encoder" for c, _ in self._find_calls(name)) else both[:1]
+        if not both:
             return None
-        return Reachability([self._make_pairs(self._single_mask())])
+        (tokens,) = both
+        inside = [mask for call, mask in self._find_calls(name) if self._is_whole(call, tokens)]
+        if inside:
+            return Reachability([self._make_pairs(mask, tokens, tokens) for mask in inside]), tokens
+        by_call = callable(self._expected) and not isinstance(self._expected, Mask)
+        if isinstance(self._expected, Mapping) or by_call:
+            return None
+        return Reachability([self._make_pairs(self._single_mask(), tokens, tokens)]), tokens
 
-    def _is_whole(self, call: AttentionCall) -> bool:
+    def _find_calls(self, name: str) -> list[tuple[AttentionCall, Mask]]:
+        """The calls inside a block."""
+        return [(call, mask) for call, mask in self.calls if call.name.startswith(f"{name}.")]
+
+    def _is_whole(self, call: AttentionCall, tokens: Tensor) -> bool:
         """Whether a call is self attention of the whole sequence."""
-        batch, length = self.tokens.shape
+        batch, length = tokens.shape
         return call.kind == "self" and call.shape[0] == batch and call.shape[2:] == (length, length)
 
     def _single_mask(self) -> Mask:
@@ -79,14 +111,15 @@ class Expectation:
             "Pass one Mask, such as ch.Causal()."
         )
 
-    def _make_pairs(self, mask: Mask) -> AllowedPairs:
-        if id(mask) not in self._pairs:
-            batch, length = self.tokens.shape
+    def _make_pairs(self, mask: Mask, queries: Tensor, keys: Tensor) -> AllowedPairs:
+        """The allowed pairs of a mask for tokens (B, Lq) and (B, Lk); padding is no key."""
+        which = id(mask), id(queries), id(keys)
+        if which not in self._pairs:
             heads = max((call.shape[1] for call, _ in self.calls), default=1)
-            sizes = Sizes(batch, heads, length, length, align="lower_right")
-            padded = mask if bool(self.tokens.all()) else mask & Padding(self.tokens)
-            self._pairs[id(mask)] = AllowedPairs.from_mask(padded, sizes)
-        return self._pairs[id(mask)]
+            sizes = Sizes(len(queries), heads, queries.shape[1], keys.shape[1], align="lower_right")
+            padded = mask if bool(keys.all()) else mask & Padding(keys)
+            self._pairs[which] = AllowedPairs.from_mask(padded, sizes)
+        return self._pairs[which]
 
 
 class _EveryKey(Mask):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from clearhead.models.audits.audit_report import Finding, TestResult
 from clearhead.models.audits.audited_model import AuditedModel
-from clearhead.models.audits.influence import LEAK_CODES
+from clearhead.models.audits.movement import LEAK_CODES
 from clearhead.models.audits.probes import Positions, Probe
 
 

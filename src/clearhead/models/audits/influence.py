@@ -2,117 +2,85 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from clearhead.models.audits.probes import Positions, Probe
-
-ROUNDING = 1e-5  # of the usual movement: below it, an output whose gradient is zero moved by rounding alone
-LEAK_CODES = {  # by the relation of an input to the output that it moves
-    "padding": "padding-reaches-outputs",
-    "another sequence": "sequences-mix",
-    "another document": "documents-mix",
-    "a later position": "later-positions-reach-outputs",
-    "an earlier position": "window-exceeded",
-}
-
-Run = Callable[[Tensor | None], Tensor]  # the outputs (B, L, C) with the inputs of bool (B, L) changed; None: none
+from clearhead.base.errors import ClearheadError
+from clearhead.models.audits.audit_report import Finding, TestResult
+from clearhead.models.audits.audited_model import AuditedModel
+from clearhead.models.audits.movement import LEAK_CODES, ROUNDING, Influence, compare_outputs, measure_influence
+from clearhead.models.audits.probes import Positions, Probe, choose_probes
 
 
-@dataclass
-class Leak:
-    """Outputs that moved though none of the changed inputs may influence them.
+@torch.no_grad()
+def audit_influence(audited: AuditedModel, positions: Positions, probes: list[Probe], number: int) -> TestResult:
+    """Change ids, where the input has some, then vectors: the embeddings of ids, or the input itself.
 
-    `moved`: bool (B, L). `size`: the largest movement, as a part of the usual movement of outputs that may move.
-    `output`, `source`: one output that moved and one input that alone moves it, (sequence, position); None where no
-    single input does.
+    Ids go through all that a model does with them, in compiled models and other callables too. Vectors change by more,
+    and at special ids too. `number`: of probes for ids, where special ids may not change.
     """
-
-    probe: Probe
-    moved: Tensor
-    size: float
-    output: tuple[int, int] | None = None
-    source: tuple[int, int] | None = None
-
-
-@dataclass
-class Influence:
-    """What the forward passes of an influence test showed.
-
-    `leaks`: largest first. `unmoved`: outputs (B, L) that stayed though a changed input should influence them, a list
-    by probe. `usual`: the median movement of outputs that may move, as a part of the size of the outputs. `repeated`:
-    how far two runs of the same inputs with different seeds are apart; above 0 where dropout is on.
-    """
-
-    leaks: list[Leak] = field(default_factory=list)
-    unmoved: list[tuple[Probe, Tensor]] = field(default_factory=list)
-    usual: float = 0.0
-    repeated: float = 0.0
-
-
-def measure_influence(run: Run, positions: Positions, probes: list[Probe], bisects: bool = True) -> Influence:
-    """Run once as it is, and once for each probe, and compare to the bit. A leak is traced to one input and output."""
-    found, base = Influence(), run(None)
-    movements = []
-    for probe in probes:
-        movement, moved = compare_outputs(base, run(probe.changed))
-        leak = moved & probe.fixed
-        if bool(leak.any()):
-            found.leaks.append(Leak(probe, leak, float(movement[leak].max())))
-        if bool((probe.moving & ~moved).any()):
-            found.unmoved.append((probe, probe.moving & ~moved))
-        movements.append(movement[probe.moving & moved])
-    all_moved = torch.cat(movements) if movements else torch.zeros(0)
-    found.usual = float(all_moved.median()) if len(all_moved) else 0.0
-    for leak in found.leaks:
-        leak.size = leak.size / found.usual if found.usual else math.inf
-    found.leaks.sort(key=lambda leak: -leak.size)
-    if bisects and found.leaks:
-        _trace(run, base, found.leaks[0])
-    return found
+    base = audited.run()
+    findings, notes = [], []
+    distance, moved = compare_outputs(base, audited.run(seed=audited.seed + 1))
+    if bool(moved.any()):
+        if isinstance(audited.model, nn.Module) and audited.model.training:
+            notes.append("train mode with dropout, each run with the same seed")
+        else:
+            text = f"two runs of the same batch differ by {float(distance.max()):.2g} of the size of the outputs"
+            findings.append(Finding("outputs-random", "influence", text))
+    if audited.has_ids:
+        special = audited.find_special() & positions.input_tokens
+        of_ids, by_ids = positions, probes
+        if bool(special.any()):
+            of_ids = Positions(positions.reach, positions.tokens, positions.input_tokens, ~special)
+            by_ids, _ = choose_probes(of_ids, number, torch.Generator().manual_seed(audited.seed))
+        found = measure_influence(partial(_run_with_other_ids, audited, base), of_ids, by_ids)
+        findings += _judge(audited, found, of_ids, "id")
+    try:
+        found = measure_influence(partial(_run_with_other_vectors, audited, base), positions, probes)
+        findings += _judge(audited, found, positions, "embedding" if audited.has_ids else "vector")
+    except ClearheadError as error:
+        notes.append(f"embeddings not changed: {str(error).splitlines()[0]}")
+    first = {finding.code: finding for finding in reversed(findings)}  # one finding of each code
+    told = f" ({'; '.join(notes)})" if notes else ""
+    if findings:
+        text = f"outputs move that must not, or stay that must move{told}"
+        return TestResult("influence", False, text, tuple(reversed(first.values())))
+    return TestResult("influence", True, f"outputs keep every bit when {audited.name or 'inputs'} change{told}")
 
 
-def compare_outputs(base: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    """How far each output (B, L) moved, as a part of the outputs' size, and whether any bit of it did."""
-    numbers = base.double()
-    finite = numbers[numbers.isfinite()]
-    size = float(finite.square().mean().sqrt()) if finite.numel() else 1.0
-    moved = ((base != other) & ~(base.isnan() & other.isnan())).any(-1).cpu()
-    distance = (numbers - other.double()).abs().amax(-1).cpu() / (size or 1.0)
-    return torch.where(moved, distance.nan_to_num(math.inf, math.inf), 0.0), moved
+def _run_with_other_ids(audited: AuditedModel, base: Tensor, changed: Tensor | None) -> Tensor:
+    return base if changed is None else audited.run(audited.replace_ids(changed))
 
 
-def _trace(run: Run, base: Tensor, leak: Leak) -> None:
-    """Find one input that alone moves the output that moved most, by halving the set of changed inputs."""
-    movement, moved = compare_outputs(base, run(leak.probe.changed))
-    flat = movement.masked_fill(~(leak.moved & moved), -1.0).flatten()
-    length = base.shape[1]
-    leak.output = divmod(int(flat.argmax()), length)
-    # the nearest inputs first: of several paths, the shortest is the easiest to understand
-    inputs = sorted(map(tuple, leak.probe.changed.nonzero().tolist()), key=lambda place: _distance(place, leak.output))
-    while len(inputs) > 1:
-        half = inputs[: len(inputs) // 2]
-        if _moves(run, base, half, leak.output):
-            inputs = half
-            continue
-        rest = inputs[len(half) :]
-        if not _moves(run, base, rest, leak.output):
-            return  # only both halves together move it
-        inputs = rest
-    leak.source = inputs[0]
+def _run_with_other_vectors(audited: AuditedModel, base: Tensor, changed: Tensor | None) -> Tensor:
+    if changed is None:
+        return base
+    if not audited.has_ids:
+        return audited.run(audited.replace_vectors(audited.inputs, changed))
+    with audited.embeddings_replaced(lambda vectors: audited.replace_vectors(vectors, changed)):
+        return audited.run()
 
 
-def _distance(place: tuple[int, int], output: tuple[int, int] | None) -> tuple[bool, int]:
-    assert output is not None
-    return place[0] != output[0], abs(place[1] - output[1])
-
-
-def _moves(run: Run, base: Tensor, inputs: list[tuple[int, int]], output: tuple[int, int]) -> bool:
-    changed = torch.zeros(base.shape[:2], dtype=torch.bool)
-    for place in inputs:
-        changed[place] = True
-    return bool(compare_outputs(base, run(changed))[1][output])
+def _judge(audited: AuditedModel, found: Influence, positions: Positions, what: str) -> list[Finding]:
+    """The findings of a measurement: the largest leak, and outputs that ignore their inputs."""
+    findings = []
+    name = f" of {audited.name}" if audited.name else ""
+    leak = found.leaks[0] if found.leaks else None
+    if leak is not None and leak.size > ROUNDING:
+        if leak.output is not None and leak.source is not None:
+            relation = positions.relate(leak.output, leak.source)
+            text = f"output {leak.output} moves when the {what} at {leak.source}{name}, {relation}, changes"
+            code = LEAK_CODES[relation]
+        else:
+            text, code = f"outputs move when several inputs{name} change together", "outputs-leak"
+        text += f", by {leak.size:.2g} of the usual movement"
+        findings.append(Finding(code, "influence", text, output=leak.output, source=leak.source))
+    if found.unmoved:
+        _, still = found.unmoved[0]
+        sequence, position = still.nonzero()[0].tolist()
+        text = f"{int(still.sum())} outputs stay when inputs{name} change that should reach them, first ({sequence}, {position})"
+        findings.append(Finding("inputs-ignored", "influence", text, output=(sequence, position)))
+    return findings

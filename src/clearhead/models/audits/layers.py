@@ -9,7 +9,7 @@ from clearhead.models.audits.audit_report import Finding, TestResult
 from clearhead.models.audits.audited_model import replace_vectors
 from clearhead.models.audits.blocks import Block, locate_change
 from clearhead.models.audits.expectation import Expectation
-from clearhead.models.audits.influence import LEAK_CODES, ROUNDING, Influence, measure_influence
+from clearhead.models.audits.movement import LEAK_CODES, ROUNDING, Influence, measure_influence
 from clearhead.models.audits.probes import Positions, Probe, choose_probes
 from clearhead.models.audits.reachability import Reachability
 
@@ -20,13 +20,14 @@ def audit_layers(blocks: list[Block], expectation: Expectation, probes: int, see
     examined, findings, skipped = 0, [], []
     chosen: dict[int, tuple[Reachability, Positions, list[Probe]]] = {}
     for block in blocks:
-        reach = expectation.find_reach_of_block(block.name)
-        if reach is None or not block.can_run or block.hidden.shape[:2] != expectation.tokens.shape:
+        expected = expectation.find_reach_of_block(block.name, block.hidden.shape[:2]) if block.can_run else None
+        if expected is None:
             skipped.append(block.name)
             continue
+        reach, tokens = expected
         key = reach.key
         if key not in chosen:
-            positions = Positions(reach, expectation.tokens, torch.ones_like(expectation.tokens))
+            positions = Positions(reach, tokens)
             generator = torch.Generator().manual_seed(seed)
             chosen[key] = reach, positions, choose_probes(positions, probes, generator)[0]
         _, positions, some = chosen[key]

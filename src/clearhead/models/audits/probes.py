@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from clearhead.models.audits.reachability import Reachability
+from clearhead.models.audits.reachability import CrossReachability, Reachability
 
-MOST_GROUPS = 64  # groups of positions that are told apart; the rest of a batch is one more
+MOST_GROUPS = 64  # groups of positions that are told apart
 MOST_NUMBERS = 2**23  # of the pairs of sampled outputs with all inputs
-RELATIONS = "padding", "another sequence", "another document", "a later position", "an earlier position"
+Place = tuple[int, int]  # a sequence and a position in it
+Relation = Literal["padding", "another sequence", "another document", "a later position", "an earlier position"]
+RELATIONS: tuple[Relation, ...] = get_args(Relation)
 
 
 class Probe(NamedTuple):
     """A set of inputs that are changed in one forward pass, and what must follow.
 
-    `changed`: the inputs. `fixed`: the outputs that none of them may influence, so every bit must stay. `moving`: the
-    outputs that some of them may influence. All are bool (B, L); outputs that are padding are in neither.
+    `changed`: the inputs, bool (B, Li). `fixed`: the outputs that none of them may influence, so every bit must stay.
+    `moving`: the outputs that some of them may influence. Both are bool (B, Lo); padding is in neither.
     """
 
     changed: Tensor
@@ -28,65 +30,78 @@ class Probe(NamedTuple):
 
 
 class Positions:
-    """The positions of a batch, and which of them may influence which.
+    """The inputs and outputs of a batch, and which of them may influence which.
 
-    `tokens`: bool (B, L), False for padding, whose outputs do not count. `changeable`: bool (B, L), the inputs that may
-    be changed. `group`: int64 (B, L), equal where positions are connected by any path, as those of one document are.
+    `tokens`: the outputs that count, bool (B, Lo), False for padding. `input_tokens`: the same of the inputs, (B, Li).
+    `changeable`: the inputs that may be changed. `group`, `input_group`: int64, equal for all that is connected by any
+    path, as the positions of one document are; −1 for padding.
     """
 
-    def __init__(self, reach: Reachability, tokens: Tensor, changeable: Tensor) -> None:
-        self.reach, self.tokens, self.changeable = reach, tokens, changeable
-        self.group = _find_groups(reach, tokens)
+    def __init__(
+        self,
+        reach: Reachability | CrossReachability,
+        tokens: Tensor,
+        input_tokens: Tensor | None = None,
+        changeable: Tensor | None = None,
+    ) -> None:
+        self.reach, self.tokens = reach, tokens
+        self.input_tokens = tokens if input_tokens is None else input_tokens
+        self.changeable = torch.ones_like(self.input_tokens) if changeable is None else changeable
+        self.group, self.input_group = _find_groups(reach, tokens, self.input_tokens)
+
+    @property
+    def is_self_attention(self) -> bool:
+        """Whether the inputs and the outputs are positions of one sequence."""
+        return isinstance(self.reach, Reachability)
 
     def make_probe(self, changed: Tensor) -> Probe:
-        """The probe that changes these inputs, bool (B, L)."""
+        """The probe that changes these inputs, bool (B, Li)."""
         moving = self.reach.find_outputs(changed[None])[0] & self.tokens
         return Probe(changed, self.tokens & ~moving, moving)
 
-    def relate(self, output: tuple[int, int], source: tuple[int, int]) -> str:
-        """How an input is related to an output that it must not influence: one of `RELATIONS`."""
-        if output[0] != source[0]:
-            return "another sequence"
-        if not bool(self.tokens[source]):
-            return "padding"
-        if int(self.group[output]) != int(self.group[source]):
-            return "another document"
-        return "a later position" if source[1] > output[1] else "an earlier position"
+    def relate(self, output: Place, source: Place) -> Relation:
+        """How an input is related to an output that it must not influence."""
+        return next(name for name, inputs in self.split_forbidden(output) if bool(inputs[source]))
 
-    def split_forbidden(self, output: tuple[int, int], forbidden: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """The inputs, bool (B, L), that must not influence this output, by their relation to it."""
+    def split_forbidden(self, output: Place) -> Iterator[tuple[Relation, Tensor]]:
+        """All inputs, bool (B, Li), by the relation to an output that they have if they must not influence it."""
         sequence, position = output
-        beside = torch.zeros_like(forbidden)
+        beside = torch.zeros_like(self.input_tokens)
         beside[sequence] = True
-        alike = self.group == self.group[output]
-        later = torch.arange(forbidden.shape[1]) > position
-        inside = beside & self.tokens
-        yield "padding", forbidden & beside & ~self.tokens
-        yield "another sequence", forbidden & ~beside
-        yield "another document", forbidden & inside & ~alike
-        yield "a later position", forbidden & inside & alike & later
-        yield "an earlier position", forbidden & inside & alike & ~later
+        alike = (self.input_group == self.group[output]) | ~beside
+        later = torch.arange(beside.shape[1]) > position
+        inside = beside & self.input_tokens
+        yield "padding", beside & ~self.input_tokens
+        yield "another sequence", ~beside
+        yield "another document", inside & ~alike
+        yield "a later position", inside & alike & later
+        yield "an earlier position", inside & alike & ~later
 
 
-def _find_groups(reach: Reachability, tokens: Tensor) -> Tensor:
-    """A number for each position (B, L): equal where one may influence the other, directly or by way of others."""
-    batch, length = tokens.shape
-    group, sequences = torch.full((batch, length), -1), torch.arange(batch)
+def _find_groups(
+    reach: Reachability | CrossReachability, tokens: Tensor, input_tokens: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Numbers for the outputs (B, Lo) and the inputs (B, Li), equal where a path leads from one to the other."""
+    batch = len(tokens)
+    sequences = torch.arange(batch)
+    group, input_group = (torch.full(some.shape, -1) for some in (tokens, input_tokens))
     for number in range(MOST_GROUPS):
         left = (group < 0) & tokens
         if not bool(left.any()):
             break
         found = torch.zeros_like(tokens)
-        found[sequences, left.int().argmax(1)] = True  # the first position of each sequence that has no group yet
+        found[sequences, left.int().argmax(1)] = True  # the first output of each sequence that has no group yet
         found &= left
         while True:
-            grown = found | (reach.find_inputs(found[None])[0] & tokens)
-            grown |= reach.find_outputs(grown[None])[0] & tokens
+            inputs = reach.find_inputs(found[None])[0] & input_tokens
+            grown = found | (reach.find_outputs(inputs[None])[0] & tokens)
             if torch.equal(grown, found):
                 break
             found = grown
-        group = torch.where(found & (group < 0), sequences[:, None] + batch * number, group)
-    return group
+        numbers = sequences[:, None] + batch * number
+        group = torch.where(found & (group < 0), numbers, group)
+        input_group = torch.where(inputs & (input_group < 0), numbers, input_group)
+    return group, input_group
 
 
 class Coverage:
@@ -97,29 +112,27 @@ class Coverage:
 
     def __init__(self, positions: Positions, generator: torch.Generator) -> None:
         outputs = positions.tokens.flatten().nonzero()[:, 0]
-        most = max(16, min(512, MOST_NUMBERS // max(positions.tokens.numel(), 1)))
-        some = outputs[torch.randperm(len(outputs), generator=generator)[:most]].sort().values
-        batch, length = positions.tokens.shape
-        self.rows = some
-        alone = torch.zeros(len(some), batch * length, dtype=torch.bool)
-        alone[torch.arange(len(some)), some] = True
-        reached = positions.reach.find_inputs(alone.view(-1, batch, length)) if len(some) else alone.view(-1, batch, length)
-        forbidden = ~reached & positions.changeable
+        most = max(16, min(512, MOST_NUMBERS // max(positions.input_tokens.numel(), 1)))
+        self._outputs = outputs[torch.randperm(len(outputs), generator=generator)[:most]].sort().values
+        shape, number = positions.tokens.shape, len(self._outputs)
+        alone = torch.zeros(number, shape.numel(), dtype=torch.bool)
+        alone[torch.arange(number), self._outputs] = True
+        forbidden = ~positions.reach.find_inputs(alone.view(number, *shape)) & positions.changeable
         self._left = {name: torch.zeros_like(forbidden) for name in RELATIONS}
-        for number, output in enumerate(some.tolist()):
-            for name, inputs in positions.split_forbidden(divmod(output, length), forbidden[number]):
-                self._left[name][number] = inputs
+        for row, output in enumerate(self._outputs.tolist()):
+            for name, inputs in positions.split_forbidden(divmod(output, shape[1])):
+                self._left[name][row] = inputs & forbidden[row]
         self._total = {name: int(pairs.sum()) for name, pairs in self._left.items()}
 
     def count_new(self, probe: Probe) -> float:
         """What a probe would test for the first time: the sum over relations of the share of their pairs."""
-        fixed = probe.fixed.flatten()[self.rows]
+        fixed = probe.fixed.flatten()[self._outputs]
         new = ((pairs[fixed] & probe.changed).sum() / total for pairs, total in self._present())
         return float(sum(new))
 
     def add(self, probe: Probe) -> None:
         """Count the pairs of a probe as tested."""
-        fixed = probe.fixed.flatten()[self.rows]
+        fixed = probe.fixed.flatten()[self._outputs]
         for pairs in self._left.values():
             pairs[fixed] &= ~probe.changed
 
@@ -141,52 +154,54 @@ def choose_probes(
     on what they should: their one input is the one that reaches the most outputs.
     """
     coverage, probes = Coverage(positions, generator), []
-    members = [(positions.group == group).nonzero() for group in positions.group.unique().tolist() if group >= 0]
-    for _ in range(number if members else 0):
-        tried = (_draw_probe(positions, members, i, generator) for i in range(candidates))
+    groups = [group for group in positions.group.unique().tolist() if group >= 0]
+    for _ in range(number if groups else 0):
+        tried = (_draw_probe(positions, groups, i, generator) for i in range(candidates))
         best = max(tried, key=coverage.count_new)
         if not coverage.count_new(best):
             break
         coverage.add(best)
         probes.append(best)
-    for changed in _choose_single_inputs(positions, members):
+    for changed in _choose_single_inputs(positions, groups):
         probe = positions.make_probe(changed)
         coverage.add(probe)
         probes.append(probe)
     return probes, coverage
 
 
-def _draw_probe(positions: Positions, members: Sequence[Tensor], number: int, generator: torch.Generator) -> Probe:
+def _draw_probe(positions: Positions, groups: Sequence[int], number: int, generator: torch.Generator) -> Probe:
     """A probe that protects one output of some groups, drawn at random: all that it may not depend on is changed."""
 
     def draw(most: int) -> int:
         return int(torch.randint(most, (), generator=generator))
 
-    kept = [group for group in members if len(members) == 1 or draw(2)] or [members[draw(len(members))]]
+    kept = [group for group in groups if len(groups) == 1 or draw(2)] or [groups[draw(len(groups))]]
     protected = torch.zeros_like(positions.tokens)
     for group in kept:
+        members = (positions.group == group).nonzero()
         # the middle and the end are the likeliest borders; the others are drawn
-        place = (len(group) // 2, len(group) - 1, draw(len(group)), draw(len(group)))[number % 4]
-        protected[tuple(group[place])] = True
+        place = (len(members) // 2, len(members) - 1, draw(len(members)), draw(len(members)))[number % 4]
+        protected[tuple(members[place])] = True
     return positions.make_probe(~positions.reach.find_inputs(protected[None])[0] & positions.changeable)
 
 
-def _choose_single_inputs(positions: Positions, members: Sequence[Tensor]) -> list[Tensor]:
-    """One input of each group, that reaches the most outputs, and one that reaches its first output from far behind."""
-    most, ahead = torch.zeros_like(positions.tokens), torch.zeros_like(positions.tokens)
-    for group in members:
-        free = group[positions.changeable[tuple(group.T)]]
+def _choose_single_inputs(positions: Positions, groups: Sequence[int]) -> list[Tensor]:
+    """One input of each group, that reaches the most outputs; and one that reaches its first output from far behind."""
+    most, ahead = torch.zeros_like(positions.input_tokens), torch.zeros_like(positions.input_tokens)
+    for group in groups:
+        free = ((positions.input_group == group) & positions.changeable).nonzero()
         if not len(free):
             continue
         tried = free[torch.tensor([0, len(free) // 2, len(free) - 1])]
-        alone = torch.zeros(len(tried), *positions.tokens.shape, dtype=torch.bool)
+        alone = torch.zeros(len(tried), *positions.input_tokens.shape, dtype=torch.bool)
         alone[torch.arange(len(tried)), tried[:, 0], tried[:, 1]] = True
         reached = (positions.reach.find_outputs(alone) & positions.tokens).flatten(1).sum(1)
         most[tuple(tried[int(reached.argmax())])] = True
+        sequence, position = (positions.group == group).nonzero()[0].tolist()
         first = torch.zeros_like(positions.tokens)
-        first[tuple(group[0])] = True
-        sources = positions.reach.find_inputs(first[None])[0] & positions.changeable & positions.tokens
-        last = sources[group[0, 0]].nonzero()
-        if len(last) and int(last[-1, 0]) > int(group[0, 1]):
-            ahead[group[0, 0], last[-1, 0]] = True
+        first[sequence, position] = True
+        sources = positions.reach.find_inputs(first[None])[0, sequence] & positions.changeable[sequence]
+        last = int((sources & positions.input_tokens[sequence]).nonzero()[-1:].sum())
+        if last > position:
+            ahead[sequence, last] = True
     return [changed for changed in (most, ahead) if bool(changed.any())]

@@ -70,9 +70,10 @@ class AllowedPairs(NamedTuple):
 class Reachability:
     """Which inputs may influence which outputs of a stack of layers with residual connections.
 
-    `layers`: the allowed pairs of each layer, from the first to the last; equal layers are one object. A set of
-    positions is followed through the layers by prefix sums, so a layer costs O(B · L), and no matrix is made.
-    `unlimited`: repeat each run of equal layers until nothing changes, where their number is not known.
+    A set of positions is followed through the layers by prefix sums, so a layer costs O(B · L), and no matrix is made.
+
+    `layers`: the allowed pairs of the self attention of each layer, from the first to the last; equal layers are one
+    object. `unlimited`: repeat each run of equal layers until nothing changes, where their number is not known.
     """
 
     def __init__(self, layers: Sequence[AllowedPairs], unlimited: bool = False) -> None:
@@ -93,6 +94,40 @@ class Reachability:
         for pairs, number in reversed(self._groups):
             reached = _grow(reached, number, lambda queries, pairs=pairs: pairs.find_keys(queries, length))
         return reached
+
+
+class CrossReachability:
+    """Which inputs of an encoder may influence which outputs of the decoder that attends to it.
+
+    `encoder`: the reach inside the encoder. `layers`: for each layer of the decoder, the allowed pairs of its self
+    attention and of its cross attention. `lengths`: of the encoder's sequences and of the decoder's.
+    """
+
+    def __init__(
+        self,
+        encoder: Reachability,
+        layers: Sequence[tuple[AllowedPairs, AllowedPairs]],
+        lengths: tuple[int, int],
+    ) -> None:
+        self._encoder, self._layers, self._lengths = encoder, layers, lengths
+
+    def find_outputs(self, inputs: Tensor) -> Tensor:
+        """The decoder's outputs that any of these inputs may influence: bool (S, B, Le) to bool (S, B, Ld)."""
+        encoded = self._encoder.find_outputs(inputs)
+        reached = torch.zeros(*inputs.shape[:2], self._lengths[1], dtype=torch.bool)
+        for own, cross in self._layers:
+            reached = reached | own.find_queries(reached)
+            reached = reached | cross.find_queries(encoded)
+        return reached
+
+    def find_inputs(self, outputs: Tensor) -> Tensor:
+        """The encoder's inputs that may influence any of these outputs: bool (S, B, Ld) to bool (S, B, Le)."""
+        reached = outputs
+        encoded = torch.zeros(*outputs.shape[:2], self._lengths[0], dtype=torch.bool)
+        for own, cross in reversed(self._layers):
+            encoded = encoded | cross.find_keys(reached, self._lengths[0])
+            reached = reached | own.find_keys(reached, self._lengths[1])
+        return self._encoder.find_inputs(encoded)
 
 
 def _grow(positions: Tensor, number: int | None, step: Callable[[Tensor], Tensor]) -> Tensor:

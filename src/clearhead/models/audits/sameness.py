@@ -17,7 +17,7 @@ from clearhead.models.checks import ran
 TOLERANCE = 1e-3  # of the size of the outputs
 MOST_PIECES = 4
 LEFT_OUT = ("attention_mask", "position_ids")  # of a batch, where a piece of it is run alone
-CACHES = ("past_key_values", "cache_params")
+CACHES = ("cache", "past_key_values", "cache_params")  # the first name is new in transformers 5.24
 
 
 @torch.no_grad()
@@ -58,7 +58,9 @@ Piece = tuple[int, int, Tensor]  # a sequence, the first position, and the outpu
 def _run_alone(audited: AuditedModel, positions: Positions) -> Iterator[Piece]:
     """Some groups of neighbouring positions, such as documents or sequences without padding, each by itself."""
     given = {name: value for name, value in audited.batch.items() if name not in (*LEFT_OUT, audited.name)}
-    length = audited.shape[1]
+    length, mask = audited.shape[1], audited.batch.get("attention_mask")
+    if mask is not None and mask.ndim != 2:  # a mask of pairs, which a piece would lose
+        return
     groups = [number for number in positions.group.unique().tolist() if number >= 0]
     found = 0
     for group in groups:

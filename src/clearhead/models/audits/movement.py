@@ -1,0 +1,118 @@
+"""The influence test: do outputs move when inputs change that must not reach them?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from clearhead.models.audits.probes import Positions, Probe
+
+ROUNDING = 1e-5  # of the usual movement: below it, an output whose gradient is zero moved by rounding alone
+LEAK_CODES = {  # by the relation of an input to the output that it moves
+    "padding": "padding-reaches-outputs",
+    "another sequence": "sequences-mix",
+    "another document": "documents-mix",
+    "a later position": "later-positions-reach-outputs",
+    "an earlier position": "window-exceeded",
+}
+
+Run = Callable[[Tensor | None], Tensor]  # the outputs (B, L, C) with the inputs of bool (B, L) changed; None: none
+
+
+@dataclass
+class Leak:
+    """Outputs that moved though none of the changed inputs may influence them.
+
+    `moved`: bool (B, L). `size`: the largest movement, as a part of the usual movement of outputs that may move.
+    `output`, `source`: one output that moved and one input that alone moves it, (sequence, position); None where no
+    single input does.
+    """
+
+    probe: Probe
+    moved: Tensor
+    size: float
+    output: tuple[int, int] | None = None
+    source: tuple[int, int] | None = None
+
+
+@dataclass
+class Influence:
+    """What the forward passes of an influence test showed.
+
+    `leaks`: largest first. `unmoved`: outputs (B, L) that stayed though a changed input should influence them, a list
+    by probe. `usual`: the median movement of outputs that may move, as a part of the size of the outputs. `repeated`:
+    how far two runs of the same inputs with different seeds are apart; above 0 where dropout is on.
+    """
+
+    leaks: list[Leak] = field(default_factory=list)
+    unmoved: list[tuple[Probe, Tensor]] = field(default_factory=list)
+    usual: float = 0.0
+    repeated: float = 0.0
+
+
+def measure_influence(run: Run, positions: Positions, probes: list[Probe], bisects: bool = True) -> Influence:
+    """Run once as it is, and once for each probe, and compare to the bit. A leak is traced to one input and output."""
+    found, base = Influence(), run(None)
+    movements = []
+    for probe in probes:
+        movement, moved = compare_outputs(base, run(probe.changed))
+        leak = moved & probe.fixed
+        if bool(leak.any()):
+            found.leaks.append(Leak(probe, leak, float(movement[leak].max())))
+        if bool((probe.moving & ~moved).any()):
+            found.unmoved.append((probe, probe.moving & ~moved))
+        movements.append(movement[probe.moving & moved])
+    all_moved = torch.cat(movements) if movements else torch.zeros(0)
+    found.usual = float(all_moved.median()) if len(all_moved) else 0.0
+    for leak in found.leaks:
+        leak.size = leak.size / found.usual if found.usual else math.inf
+    found.leaks.sort(key=lambda leak: -leak.size)
+    if bisects and found.leaks:
+        _trace(run, base, found.leaks[0])
+    return found
+
+
+def compare_outputs(base: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """How far each output (B, L) moved, as a part of the outputs' size, and whether any bit of it did."""
+    numbers = base.double()
+    finite = numbers[numbers.isfinite()]
+    size = float(finite.square().mean().sqrt()) if finite.numel() else 1.0
+    moved = ((base != other) & ~(base.isnan() & other.isnan())).any(-1).cpu()
+    distance = (numbers - other.double()).abs().amax(-1).cpu() / (size or 1.0)
+    return torch.where(moved, distance.nan_to_num(math.inf, math.inf), 0.0), moved
+
+
+def _trace(run: Run, base: Tensor, leak: Leak) -> None:
+    """Find one input that alone moves the output that moved most, by halving the set of changed inputs."""
+    movement, moved = compare_outputs(base, run(leak.probe.changed))
+    flat = movement.masked_fill(~(leak.moved & moved), -1.0).flatten()
+    length = base.shape[1]
+    leak.output = divmod(int(flat.argmax()), length)
+    # the nearest inputs first: of several paths, the shortest is the easiest to understand
+    inputs = sorted(map(tuple, leak.probe.changed.nonzero().tolist()), key=lambda place: _distance(place, leak.output))
+    while len(inputs) > 1:
+        half = inputs[: len(inputs) // 2]
+        if _moves(run, base, half, leak.output):
+            inputs = half
+            continue
+        rest = inputs[len(half) :]
+        if not _moves(run, base, rest, leak.output):
+            return  # only both halves together move it
+        inputs = rest
+    leak.source = inputs[0]
+
+
+def _distance(place: tuple[int, int], output: tuple[int, int] | None) -> tuple[bool, int]:
+    assert output is not None
+    return place[0] != output[0], abs(place[1] - output[1])
+
+
+def _moves(run: Run, base: Tensor, inputs: list[tuple[int, int]], output: tuple[int, int]) -> bool:
+    changed = torch.zeros(base.shape[:2], dtype=torch.bool)
+    for place in inputs:
+        changed[place] = True
+    return bool(compare_outputs(base, run(changed))[1][output])
