@@ -76,7 +76,9 @@ class AuditReport:
         if "computed" in failed:
             return "Examine the backend: it was given the expected mask and computed something else."
         if failed & {"influence", "layer", "gradient"}:
-            return "Examine what is outside of attention: a state, a convolution, a norm, or the code that makes batches."
+            return (
+                "Examine what is outside of attention: a state, a convolution, a norm, or the code that makes batches."
+            )
         return "Examine positions and the cache: the same tokens give other outputs."
 
     def to_dict(self) -> dict[str, Any]:

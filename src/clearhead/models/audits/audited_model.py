@@ -15,7 +15,7 @@ from clearhead.models.checks import ran
 IDS = ("input_ids", "decoder_input_ids")
 FEATURES = ("inputs_embeds", "input_features", "input_values", "pixel_values", "hidden_states", "x", "src")
 DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds")
-SPECIAL = "pad bos eos sep cls mask image video audio decoder_start boi eoi".split()
+SPECIAL = ["pad", "bos", "eos", "sep", "cls", "mask", "image", "video", "audio", "decoder_start", "boi", "eoi"]
 LOUD = 3.0  # changed vectors are so many times as long as others of the batch: a short one may vanish in rounding
 
 
@@ -23,8 +23,8 @@ class AuditedModel:
     """A model with a batch of inputs, and the outputs by position that it computes from them.
 
     `model`: a module, or any callable of the batch. `batch`: a mapping of keywords, a tuple of arguments, or one
-    tensor. `name`: the input that is changed, a key of the mapping. `output`: picks the tensor (B, L, ...) from what the
-    model returns; None takes the first one of that shape. `seed`: of the random numbers of each forward pass.
+    tensor. `name`: the input that is changed, a key of the mapping. `output`: picks the tensor (B, L, ...) from what
+    the model returns; None takes the first one of that shape. `seed`: of the random numbers of each forward pass.
     """
 
     def __init__(
@@ -66,8 +66,10 @@ class AuditedModel:
     @property
     def reads_encoder(self) -> bool:
         """Whether the changed input is an encoder's, and the outputs are a decoder's."""
-        return isinstance(self.batch, Mapping) and self.name not in DECODER_INPUTS and any(
-            isinstance(self.batch.get(name), Tensor) for name in DECODER_INPUTS
+        return (
+            isinstance(self.batch, Mapping)
+            and self.name not in DECODER_INPUTS
+            and any(isinstance(self.batch.get(name), Tensor) for name in DECODER_INPUTS)
         )
 
     @property
@@ -101,7 +103,7 @@ class AuditedModel:
     def replace_ids(self, changed: Tensor) -> Tensor:
         """Other ids at these positions, bool (B, L), from the ids that occur in the batch and are not special."""
         ids, generator = self.inputs, torch.Generator().manual_seed(self.seed)
-        occurring = torch.tensor(sorted(set(ids.unique().tolist()) - _special_ids(self.model)))
+        occurring = torch.tensor(sorted(set(ids.flatten().tolist()) - _special_ids(self.model)))
         if len(occurring) < 2:
             raise ClearheadError("audit: the batch has fewer than two ids to exchange. Use a text with more words.")
         drawn = torch.randint(len(occurring), ids.shape, generator=generator)
@@ -187,7 +189,7 @@ def _find_name(batch: Any) -> str:
     for name in (*IDS, *FEATURES):
         if isinstance(batch.get(name), Tensor):
             return name
-    raise ClearheadError(f"audit: none of the inputs {', '.join(map(str, batch))} is known. Name it: inputs=\"...\".")
+    raise ClearheadError(f'audit: none of the inputs {", ".join(map(str, batch))} is known. Name it: inputs="...".')
 
 
 def _special_ids(model: Any) -> set[int]:
@@ -197,5 +199,7 @@ def _special_ids(model: Any) -> set[int]:
     for part in (config, getattr(config, "text_config", None)):
         for name in SPECIAL:
             value = getattr(part, f"{name}_token_id", None)
-            found |= {number for number in (value if isinstance(value, list | tuple) else [value]) if isinstance(number, int)}
+            found |= {
+                number for number in (value if isinstance(value, list | tuple) else [value]) if isinstance(number, int)
+            }
     return found

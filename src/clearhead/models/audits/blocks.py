@@ -12,7 +12,13 @@ from torch import Tensor, nn
 from clearhead.models.audits.audited_model import find_tensors
 
 HIDDEN = ("hidden_states", "x", "src", "tgt", "input", "inputs")
-CACHES = ("cache", "past_key_values", "past_key_value", "cache_params", "layer_past")  # a second run would add its keys again
+CACHES = (
+    "cache",
+    "past_key_values",
+    "past_key_value",
+    "cache_params",
+    "layer_past",
+)  # a second run would add its keys again
 
 
 class Block:
@@ -30,7 +36,8 @@ class Block:
 
     @property
     def hidden(self) -> Tensor:
-        found: Tensor = self._args[self._key] if isinstance(self._key, int) else self._kwargs[self._key]
+        found: Any = self._args[self._key] if isinstance(self._key, int) else self._kwargs[str(self._key)]
+        assert isinstance(found, Tensor)
         return found
 
     @property
@@ -160,7 +167,10 @@ def _find_heads(block: nn.Module, name: str, module: nn.Module, differs: Tensor)
     around = block.get_submodule(name.rpartition(".")[0])
     widths = ("head_dim", "attention_head_size", "d_head", "key_value_proj_dim")
     width = next((getattr(around, w) for w in widths if isinstance(getattr(around, w, None), int)), None)
-    heads = next((getattr(around, h) for h in ("num_heads", "n_heads", "n_head") if isinstance(getattr(around, h, None), int)), None)
+    heads = next(
+        (getattr(around, h) for h in ("num_heads", "n_heads", "n_head") if isinstance(getattr(around, h, None), int)),
+        None,
+    )
     features = differs.shape[-1]
     if width is None and heads and features % heads == 0:
         width = features // heads

@@ -16,8 +16,8 @@ from clearhead.inspection.weights import Weights
 from clearhead.masks.base import Mask, Spans
 from clearhead.masks.causal import Causal
 from clearhead.masks.padding import Padding
-from clearhead.models.audits.audit import infinite_bias
 from clearhead.models.audits.audit_report import Finding, TestResult
+from clearhead.models.audits.given import infinite_bias
 from clearhead.models.recordings.attention_call import AttentionCall
 from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.problem import Problem
@@ -132,7 +132,9 @@ def _explain(
     found: Deviation,
 ) -> Finding:
     """The finding of a call that differs, with the first wrong formula that its output equals."""
-    most = _tolerance(call, value, output)
+    most, (sequence, head, query) = _tolerance(call, value, output), found.row
+    others = (torch.arange(problem.sizes.heads, device=value.device) != head).view(1, -1, 1)  # they may be right
+    uncounted = others if uncounted is None else others | uncounted
     what, code = "none of the known mistakes", "formula-differs"
     for words, changed in list_mistakes(call, expected, problem):
         given = value
@@ -141,7 +143,6 @@ def _explain(
         if measure_deviation(changed, given, output, uncounted).ratio <= most:
             what, code = words, words.replace(" ", "-").replace(",", "").lower()
             break
-    sequence, head, query = found.row
     text = (
         f"{call.name} ({call.backend}), head {head}, query {query} of sequence {sequence}: the output differs by "
         f"{found.ratio:.2g} times its rounding. It equals {what}."
@@ -212,7 +213,8 @@ def _list_other_mistakes(problem: Problem) -> Iterator[Change]:
     if visible is not None and problem.bias is None:
 
         def allowed(*sides: slice) -> Tensor:
-            return visible.spans.keep(*sides, sizes.keys).float()
+            batch, heads, queries, keys = sides
+            return visible.spans.keep(batch, heads, queries, keys, sizes.keys).float()
 
         added = problem._replace(visible=None, bias=Added(function=allowed))
         yield "the bool mask added as 0 and 1", added

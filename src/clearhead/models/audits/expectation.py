@@ -2,46 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from clearhead.base.arrays import to_tensor
 from clearhead.base.errors import ClearheadError
 from clearhead.base.output.text import said
 from clearhead.base.shapes import Sizes
-from clearhead.masks.base import Mask, Spans
+from clearhead.masks.base import Mask, Spans, all_keys
 from clearhead.masks.dense import DenseMask
 from clearhead.masks.padding import Padding
-from clearhead.models.audits.audit import Expected, expected_of
 from clearhead.models.audits.reachability import AllowedPairs, CrossReachability, Reachability
 from clearhead.models.recordings.attention_call import AttentionCall
+from clearhead.models.recordings.calls import chosen_calls
+
+One = Mask | Tensor | np.ndarray | Callable[[AttentionCall], Any] | None
+Expected = One | Mapping[str, One] | Mapping[int | str, One]
 
 
 class Expectation:
     """The masks that are expected of a model's attention, for one batch.
 
-    `tokens`: the outputs that count, bool (B, L), False for padding. `encoder_tokens`: the same of the encoder's inputs,
-    where the outputs are a decoder's. `calls`: the recorded attention calls, each with its expected mask; empty where
-    the calls of the model cannot be recorded.
+    `tokens`: the outputs that count, bool (B, L), False for padding. `encoder_tokens`: the same of the encoder's
+    inputs, where the outputs are a decoder's. `calls`: the recorded attention calls, each with its expected mask;
+    empty where the calls of the model cannot be recorded.
     """
 
     def __init__(
         self, expected: Expected, tokens: Tensor, encoder_tokens: Tensor | None, calls: Sequence[AttentionCall]
     ) -> None:
         self._expected, self.tokens, self.encoder_tokens = expected, tokens, encoder_tokens
-        self.calls = expected_of(calls, expected) if calls else []
+        self.calls = pair_with_masks(calls, expected) if calls else []
         self._pairs: dict[Any, AllowedPairs] = {}  # by the id of a mask, which `calls` or `expected` keeps alive
 
     @property
     def text(self) -> str:
         """The expected mask in words."""
-        expected = self._expected
-        if isinstance(expected, Mask):
-            return said(expected, expected.title)
-        return "every position" if expected is None else f"a mask by {type(expected).__name__}"
+        return describe_mask(self._expected)
 
     def find_reach(self) -> Reachability:
         """The inputs that may influence each output, through all layers of self attention.
@@ -105,7 +106,7 @@ class Expectation:
         if isinstance(expected, Tensor | np.ndarray):
             return DenseMask(torch.as_tensor(expected))
         if expected is None:
-            return _EVERY
+            return EVERY_KEY
         raise ClearheadError(
             f"audit: the mask is a {type(expected).__name__} by attention call, and no call of the model is recorded.\n"
             "Pass one Mask, such as ch.Causal()."
@@ -126,11 +127,55 @@ class _EveryKey(Mask):
     """Every query may attend to every key."""
 
     def lower(self, sizes: Sizes) -> Spans:
-        start = torch.zeros(1, 1, 1, dtype=torch.int64, device=sizes.device)
-        return Spans(start, start + sizes.keys)
+        return all_keys(sizes)
 
     def signature(self) -> str:
         return "every key"
 
+    def title(self) -> str:
+        return "every key"
 
-_EVERY = _EveryKey()
+
+EVERY_KEY = _EveryKey()
+
+
+def describe_mask(expected: Expected) -> str:
+    """An expected mask in a few words."""
+    if isinstance(expected, Mask):
+        return said(expected, expected.title)
+    if isinstance(expected, Tensor | np.ndarray):
+        return f"a mask of shape {tuple(expected.shape)}"
+    return "every key" if expected is None else "a mask for each call" if callable(expected) else "masks by layer"
+
+
+def pair_with_masks(calls: Sequence[AttentionCall], expected: Any) -> list[tuple[AttentionCall, Mask]]:
+    """The calls that have an expected mask, each with its mask; equal expectations give one object."""
+    made: dict[Any, tuple[Any, Mask]] = {}
+    if not isinstance(expected, Mapping):
+        return [(call, _mask(expected, call, made)) for call in calls]
+    numbers = [(set(chosen_calls(calls, which, "audit")), mask) for which, mask in expected.items()]
+    each = [[mask for some, mask in numbers if number in some] for number in range(len(calls))]
+    return [(call, _mask(masks[0], call, made)) for call, masks in zip(calls, each, strict=True) if masks]
+
+
+def _mask(expected: Any, call: AttentionCall, made: dict[Any, tuple[Any, Mask]]) -> Mask:
+    if not isinstance(expected, Mask | type) and callable(expected):
+        expected = expected(call)
+    if isinstance(expected, Mask):
+        return expected
+    sizes = call.problem.sizes
+    if expected is None:
+        return EVERY_KEY
+    if not isinstance(expected, Tensor | np.ndarray):
+        raise ClearheadError(
+            f"audit: {expected!r:.60} is expected of {call.name}.\nPass a Mask, such as ch.Causal(), a bool tensor "
+            "(True: may attend), None for every key, a function of the call that returns one, or a dict by layer."
+        )
+    queries, keys = sizes.queries, sizes.keys
+    key = (id(expected), queries, keys)
+    if key not in made:  # `expected` is kept, so that no other object can have its id
+        keep = to_tensor(expected, "expected")
+        if keep.ndim > 1 and keep.shape[-1] == keep.shape[-2] and keep.shape[-1] >= keys >= queries:  # a whole sequence
+            keep = keep[..., keys - queries : keys, :keys]
+        made[key] = expected, DenseMask(keep)
+    return made[key][1]

@@ -81,6 +81,7 @@ def _judge(audited: AuditedModel, found: Influence, positions: Positions, what: 
     if found.unmoved:
         _, still = found.unmoved[0]
         sequence, position = still.nonzero()[0].tolist()
-        text = f"{int(still.sum())} outputs stay when inputs{name} change that should reach them, first ({sequence}, {position})"
+        text = f"{int(still.sum())} outputs stay when inputs{name} change that should reach them"
+        text += f", the first is ({sequence}, {position})"
         findings.append(Finding("inputs-ignored", "influence", text, output=(sequence, position)))
     return findings

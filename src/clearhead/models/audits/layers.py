@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -18,7 +20,7 @@ from clearhead.models.audits.reachability import Reachability
 def audit_layers(blocks: list[Block], expectation: Expectation, probes: int, seed: int) -> TestResult:
     """Change the recorded hidden states of each block, and compare the block's outputs to the bit."""
     examined, findings, skipped = 0, [], []
-    chosen: dict[int, tuple[Reachability, Positions, list[Probe]]] = {}
+    chosen: dict[Any, tuple[Reachability, Positions, list[Probe]]] = {}
     for block in blocks:
         expected = expectation.find_reach_of_block(block.name, block.hidden.shape[:2]) if block.can_run else None
         if expected is None:

@@ -68,8 +68,8 @@ def measure_influence(run: Run, positions: Positions, probes: list[Probe], bisec
         movements.append(movement[probe.moving & moved])
     all_moved = torch.cat(movements) if movements else torch.zeros(0)
     found.usual = float(all_moved.median()) if len(all_moved) else 0.0
-    for leak in found.leaks:
-        leak.size = leak.size / found.usual if found.usual else math.inf
+    for one in found.leaks:
+        one.size = one.size / found.usual if found.usual else math.inf
     found.leaks.sort(key=lambda leak: -leak.size)
     if bisects and found.leaks:
         _trace(run, base, found.leaks[0])

@@ -54,6 +54,10 @@ class Positions:
         """Whether the inputs and the outputs are positions of one sequence."""
         return isinstance(self.reach, Reachability)
 
+    def list_groups(self) -> list[int]:
+        """The numbers of the groups."""
+        return sorted(set(self.group.flatten().tolist()) - {-1})
+
     def make_probe(self, changed: Tensor) -> Probe:
         """The probe that changes these inputs, bool (B, Li)."""
         moving = self.reach.find_outputs(changed[None])[0] & self.tokens
@@ -154,7 +158,7 @@ def choose_probes(
     on what they should: their one input is the one that reaches the most outputs.
     """
     coverage, probes = Coverage(positions, generator), []
-    groups = [group for group in positions.group.unique().tolist() if group >= 0]
+    groups = positions.list_groups()
     for _ in range(number if groups else 0):
         tried = (_draw_probe(positions, groups, i, generator) for i in range(candidates))
         best = max(tried, key=coverage.count_new)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import groupby
 from typing import NamedTuple
 
@@ -90,9 +91,9 @@ class Reachability:
 
     def find_inputs(self, outputs: Tensor) -> Tensor:
         """The inputs that may influence any of these outputs: bool (S, B, L), for S sets of outputs."""
-        reached, length = outputs, outputs.shape[-1]
+        reached = outputs
         for pairs, number in reversed(self._groups):
-            reached = _grow(reached, number, lambda queries, pairs=pairs: pairs.find_keys(queries, length))
+            reached = _grow(reached, number, partial(pairs.find_keys, size=outputs.shape[-1]))
         return reached
 
 

@@ -59,17 +59,17 @@ def _run_alone(audited: AuditedModel, positions: Positions) -> Iterator[Piece]:
     """Some groups of neighbouring positions, such as documents or sequences without padding, each by itself."""
     given = {name: value for name, value in audited.batch.items() if name not in (*LEFT_OUT, audited.name)}
     length, mask = audited.shape[1], audited.batch.get("attention_mask")
-    if mask is not None and mask.ndim != 2:  # a mask of pairs, which a piece would lose
-        return
-    groups = [number for number in positions.group.unique().tolist() if number >= 0]
+    groups = positions.list_groups()
     found = 0
     for group in groups:
         members = (positions.group == group).nonzero()
         sequence, start, stop = int(members[0, 0]), int(members[0, 1]), int(members[-1, 1]) + 1
         if stop - start != len(members) or (len(groups) == 1 and stop - start == length):
             continue
-        ids = audited.inputs[sequence : sequence + 1, start:stop]
-        yield sequence, start, _run(audited, {**given, audited.name: ids})
+        piece = {audited.name: audited.inputs[sequence : sequence + 1, start:stop]}
+        if mask is not None and mask.ndim == 4:  # a mask of pairs
+            piece["attention_mask"] = mask[sequence : sequence + 1, :, start:stop, start:stop]
+        yield sequence, start, _run(audited, {**given, **piece})
         found += 1
         if found == MOST_PIECES:
             return
@@ -83,7 +83,7 @@ def _run_cached(audited: AuditedModel, positions: Positions) -> Iterator[Piece]:
     first = torch.zeros_like(positions.tokens)
     first[:, -1] = True
     is_causal = not bool(positions.reach.find_outputs(first[None])[0, :, :-1].any())
-    if cache is None or not is_causal or length < 4 or len(positions.group[positions.group >= 0].unique()) > len(first):
+    if cache is None or not is_causal or length < 4 or len(positions.list_groups()) > len(first):
         return
     whole = [name for name in batch if name not in (*LEFT_OUT, audited.name)]
     state, half = None, length // 2
