@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from clearhead.base.output.text import said
 from clearhead.biases.base import Added
 from clearhead.inspection.reductions.by_query import LogSumExp, MaxScore, Output
 from clearhead.inspection.source import FromRecord
@@ -29,7 +30,14 @@ from clearhead.scores.base import Pairwise
 # float32; a window of 1,024 keys that is wrong by one key gives 1 in bfloat16, and 70,000 in float32. Eager attention
 # of float64 has a softmax in float32.
 LARGEST_RATIO = {torch.float64: 32.0, torch.float32: 32.0, torch.float16: 0.6, torch.bfloat16: 0.6}
-Change = tuple[str, Problem]  # a wrong formula in words, and the problem that it computes
+
+
+class Mistake(NamedTuple):
+    """A known wrong formula: its code in findings, what it is in words, and the problem that it computes."""
+
+    code: str
+    text: str
+    problem: Problem
 
 
 class Deviation(NamedTuple):
@@ -135,13 +143,13 @@ def _explain(
     most, (sequence, head, query) = _tolerance(call, value, output), found.row
     others = (torch.arange(problem.sizes.heads, device=value.device) != head).view(1, -1, 1)  # they may be right
     uncounted = others if uncounted is None else others | uncounted
-    what, code = "none of the known mistakes", "formula-differs"
-    for words, changed in list_mistakes(call, expected, problem):
+    code, what = "formula-differs", "none of the known mistakes"
+    for mistake in list_mistakes(call, expected, problem):
         given = value
-        if changed.key.shape[1] != value.shape[1]:  # tiled key heads have tiled values
-            given = value.repeat(1, changed.key.shape[1] // value.shape[1], 1, 1)
-        if measure_deviation(changed, given, output, uncounted).ratio <= most:
-            what, code = words, words.replace(" ", "-").replace(",", "").lower()
+        if mistake.problem.key.shape[1] != value.shape[1]:  # tiled key heads have tiled values
+            given = value.repeat(1, mistake.problem.key.shape[1] // value.shape[1], 1, 1)
+        if measure_deviation(mistake.problem, given, output, uncounted).ratio <= most:
+            code, what = mistake.code, mistake.text
             break
     text = (
         f"{call.name} ({call.backend}), head {head}, query {query} of sequence {sequence}: the output differs by "
@@ -150,65 +158,77 @@ def _explain(
     return Finding(code, "computed", text, str(call.layer), call.name, (head,), (sequence, query))
 
 
-def list_mistakes(call: AttentionCall, expected: Mask, problem: Problem) -> Iterator[Change]:
+def list_mistakes(call: AttentionCall, expected: Mask, problem: Problem) -> Iterator[Mistake]:
     """Known wrong formulas: one mistake each, then pairs of a wrong mask and another mistake.
 
     `problem`: the call with its expected mask.
     """
-    masks = [("the formula with " + words, visible) for words, visible in _list_masks(call, expected, problem)]
-    singles = list(_list_other_mistakes(problem))
-    for words, visible in masks:
-        yield words, problem._replace(visible=visible)
-    yield from singles
-    for words, visible in masks:
-        for others, changed in singles:
-            yield f"{words}, and {others}", changed._replace(visible=visible)
+    masks = [
+        Mistake(code, f"the formula with {text}", problem._replace(visible=visible))
+        for code, text, visible in _list_masks(call, expected, problem)
+    ]
+    others = list(_list_other_mistakes(problem))
+    yield from masks
+    yield from others
+    for one in masks:
+        for other in others:
+            yield Mistake(
+                one.code, f"{one.text}, and {other.text}", other.problem._replace(visible=one.problem.visible)
+            )
 
 
-def _list_masks(call: AttentionCall, expected: Mask, problem: Problem) -> Iterator[tuple[str, Visible | None]]:
-    sizes = problem.sizes
-    yield "no mask", None
-    yield "a causal mask alone", _resolve(Causal(), problem)
+def _list_masks(call: AttentionCall, expected: Mask, problem: Problem) -> Iterator[tuple[str, str, Visible | None]]:
+    """Wrong masks: a code, the mask in words, and the mask."""
+    sizes, title = problem.sizes, said(expected, expected.title)
+    yield "mask-ignored", "no mask", None
+    lost = (
+        "packed-mask-ignored" if "Documents" in title else "window-lost" if "SlidingWindow" in title else "only-causal"
+    )
+    yield lost, "a causal mask alone", _resolve(Causal(), problem)
     if sizes.queries != sizes.keys:
-        upper_left = sizes._replace(align="upper_left")
-        yield "a causal mask aligned at the upper left", resolve(Causal(), upper_left, as_written=False)
+        upper_left = resolve(Causal(), sizes._replace(align="upper_left"), as_written=False)
+        yield "causal-upper-left", "a causal mask aligned at the upper left", upper_left
     if call.problem.visible is not None:
-        yield "the mask that the call was given", call.problem.visible
-    yield "the mask inverted", _resolve(~expected, problem)
-    yield "the mask and a causal mask", _resolve(expected & Causal(), problem)
+        yield "given-mask-differs", "the mask that the call was given", call.problem.visible
+    yield "mask-inverted", "the mask inverted", _resolve(~expected, problem)
+    yield "causal-added", "the mask and a causal mask", _resolve(expected & Causal(), problem)
     assert problem.visible is not None
     spans = problem.visible.spans
     if not spans.plain:
         return
     start, stop = torch.broadcast_tensors(spans.start, spans.stop)  # type: ignore[no-untyped-call]
     own = torch.arange(start.shape[-1], device=start.device) + sizes.keys - sizes.queries  # positions of the queries
-    for words, low, high in (
-        ("a window one key wider", start - 1, stop),
-        ("a window one key narrower", torch.minimum(start + 1, own), stop),
-        ("one key more on the right", start, stop + 1),
-        ("the last key masked", start, stop.clamp(max=sizes.keys - 1)),
-        ("the first key masked", start.clamp(min=1), stop),
+    for code, text, low, high in (
+        ("window-too-wide", "a window one key wider", start - 1, stop),
+        ("window-too-narrow", "a window one key narrower", torch.minimum(start + 1, own), stop),
+        ("future-key", "one key more on the right", start, stop + 1),
+        ("last-key-masked", "the last key masked", start, stop.clamp(max=sizes.keys - 1)),
+        ("first-key-masked", "the first key masked", start.clamp(min=1), stop),
     ):
         shifted = Spans(low.clamp(0, sizes.keys), high.clamp(0, sizes.keys))
-        yield words, _resolve(RecordedMask(shifted, sizes), problem)
+        yield code, text, _resolve(RecordedMask(shifted, sizes), problem)
 
 
-def _list_other_mistakes(problem: Problem) -> Iterator[Change]:
+def _list_other_mistakes(problem: Problem) -> Iterator[Mistake]:
+    """Wrong scales, and parts of the formula that are left out."""
     scores = problem.scores
     if isinstance(scores, Pairwise):
         width = scores.query.shape[-1]
-        for words, scale in (("1/√E", width**-0.5), ("1", 1.0), ("1/E", 1 / width), ("√E", width**0.5)):
+        for text, scale in (("1/√E", width**-0.5), ("1", 1.0), ("1/E", 1 / width), ("√E", width**0.5)):
             if abs(scale - scores.scale) > 1e-9:
-                yield f"a scale of {words}", problem._replace(scores=scores._replace(scale=scale))
+                changed = problem._replace(scores=scores._replace(scale=scale))
+                yield Mistake("wrong-scale", f"a scale of {text}", changed)
         if scores.softcap is not None:
-            yield "no softcap", problem._replace(scores=scores._replace(softcap=None))
+            changed = problem._replace(scores=scores._replace(softcap=None))
+            yield Mistake("softcap-lost", "the formula without softcap", changed)
         if 1 < scores.key.shape[1] < problem.sizes.heads:
             tiled = scores.key.repeat(1, problem.sizes.heads // scores.key.shape[1], 1, 1)
-            yield "key heads repeated as a whole (repeat)", problem._replace(scores=scores._replace(key=tiled))
+            changed = problem._replace(scores=scores._replace(key=tiled))
+            yield Mistake("key-heads-tiled", "key heads repeated by repeat, not repeat_interleave", changed)
     if problem.sinks is not None:
-        yield "no sinks", problem._replace(sinks=None)
+        yield Mistake("sinks-lost", "the formula without sinks", problem._replace(sinks=None))
     if problem.bias is not None:
-        yield "no bias", problem._replace(bias=None)
+        yield Mistake("bias-lost", "the formula without its bias", problem._replace(bias=None))
     visible, sizes = problem.visible, problem.sizes
     if visible is not None and problem.bias is None:
 
@@ -217,5 +237,6 @@ def _list_other_mistakes(problem: Problem) -> Iterator[Change]:
             return visible.spans.keep(batch, heads, queries, keys, sizes.keys).float()
 
         added = problem._replace(visible=None, bias=Added(function=allowed))
-        yield "the bool mask added as 0 and 1", added
-        yield "the bool mask added as 0 and 1, and a causal mask", added._replace(visible=_resolve(Causal(), problem))
+        yield Mistake("mask-added", "the bool mask added as 0 and 1", added)
+        causal = added._replace(visible=_resolve(Causal(), problem))
+        yield Mistake("mask-added", "the bool mask added as 0 and 1, and a causal mask", causal)
