@@ -9,6 +9,11 @@ from functools import partial
 from typing import Any
 
 import torch
+from transformers.models.bloom import modeling_bloom
+from transformers.models.doge import modeling_doge
+from transformers.models.roformer import modeling_roformer
+
+import clearhead as ch
 from audits.faulty_models import (
     GROUPED,
     LENGTH,
@@ -23,11 +28,6 @@ from audits.faulty_models import (
     register_backend,
     replaced,
 )
-from transformers.models.bloom import modeling_bloom
-from transformers.models.doge import modeling_doge
-from transformers.models.roformer import modeling_roformer
-
-import clearhead as ch
 
 IDS = torch.randint(3, 200, (2, LENGTH), generator=torch.Generator().manual_seed(0))
 POSITIONS = torch.cat([torch.arange(5), torch.arange(8)]).expand(2, -1).contiguous()
@@ -89,10 +89,10 @@ def make_gemma3(kinds):
     return make_model("Gemma3Text", **options, sliding_window=3, layer_types=[f"{kind}_attention" for kind in kinds])
 
 
-def make_with_batch_norm(_):
+def make_with_batch_norm(faulty):
     """A batch norm that was left in train mode, or not."""
     model = HandWrittenGPT("batch norm").eval()
-    model.blocks[1].mixer.train(_)
+    model.blocks[1].mixer.train(faulty)
     return model, OWN
 
 

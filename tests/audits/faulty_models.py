@@ -16,11 +16,11 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 import clearhead as ch
 
 LENGTH = 13
-SMALL = dict(
-    vocab_size=200, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, pad_token_id=0,
-    bos_token_id=1, eos_token_id=2,
-)  # fmt: skip
-GROUPED = dict(num_key_value_heads=2, head_dim=8)
+SMALL = {
+    "vocab_size": 200, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+GROUPED = {"num_key_value_heads": 2, "head_dim": 8}
 
 
 def make_model(name, backend=None, head="Model", **options):
@@ -237,7 +237,9 @@ class Attention(nn.Module):
 
     def forward(self, hidden, documents):
         batch, length, _ = hidden.shape
-        q, k, v = (part(hidden).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        q, k, v = (
+            part(hidden).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in (self.q, self.k, self.v)
+        )
         mask = torch.ones(length, length, dtype=torch.bool) if self.bidirectional else make_causal(length, length)
         mask = mask.expand(batch, self.num_heads, -1, -1)
         if documents is not None:
@@ -307,15 +309,15 @@ class EncoderAndDecoder(nn.Module):
 
     def __init__(self, passes_mask):
         super().__init__()
-        sizes = dict(encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4)
-        ids = dict(vocab_size=200, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=2)
+        sizes = {"encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
+        ids = {"vocab_size": 200, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
         self.bart = make_model("Bart", d_model=32, encoder_ffn_dim=64, decoder_ffn_dim=64, **sizes, **ids)
         self.config, self.passes_mask = self.bart.config, passes_mask
 
     def forward(self, input_ids, attention_mask, decoder_input_ids):
         encoded = self.bart.encoder(input_ids=input_ids, attention_mask=attention_mask)[0]
         mask = attention_mask if self.passes_mask else None
-        given = dict(encoder_hidden_states=encoded, encoder_attention_mask=mask, use_cache=False)
+        given = {"encoder_hidden_states": encoded, "encoder_attention_mask": mask, "use_cache": False}
         return self.bart.decoder(input_ids=decoder_input_ids, **given)
 
 

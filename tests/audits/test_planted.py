@@ -1,19 +1,19 @@
 """`audit` finds planted faults, names their cause and place, and finds nothing in their healthy twins."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
-from contextlib import nullcontext
 
 pytest.importorskip("transformers", reason="the extra [models] is not installed")
 
 from audits.faults import FAULTS, IDS, IN_DOCUMENTS, PACKED
 from audits.faulty_models import make_llama, register_backend
-
 from clearhead.models.audits.verb import audit
 
 UNFOUND = {"no scale"}  # the formula of a hand-written model is not recorded, and every input reaches what it may
-# transformers' code without the kernels of mamba-ssm computes other outputs with a cache, in float64 too
-REALLY_DIFFERENT = {"state of Bamba crosses documents"}
+# without the kernels of mamba-ssm, transformers computes other outputs with a cache, in float64 too
+ALSO_FOUND = {"state of Bamba crosses documents": {"same"}}
 
 
 def run_audit(fault, faulty, level="all"):
@@ -27,8 +27,7 @@ def run_audit(fault, faulty, level="all"):
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_found_and_its_healthy_twin_is_ok(fault):
     healthy = run_audit(fault, False)
-    left = [f for f in healthy.findings if not (fault.name in REALLY_DIFFERENT and f.code == "cache-differs")]
-    assert not left, healthy
+    assert {finding.test for finding in healthy.findings} <= ALSO_FOUND.get(fault.name, set()), healthy
     report = run_audit(fault, True)
     assert report.ok == (fault.name in UNFOUND), report
     if fault.code is not None:

@@ -91,6 +91,21 @@ class AuditedModel:
             return self._output(result).flatten(2)
         return find_output(result, self.output_shape)
 
+    def run_from_leaf(self) -> tuple[Tensor, Tensor]:
+        """A leaf that requires grad, (B, L, C), the embeddings of ids or the input itself; and the outputs."""
+        leaves: list[Tensor] = []
+
+        def make_leaf(vectors: Tensor) -> Tensor:
+            leaves.append(vectors.detach().clone().requires_grad_())
+            return leaves[0]
+
+        if not self.has_ids:
+            result = self.run(make_leaf(self.inputs))
+        else:
+            with self.embeddings_replaced(make_leaf):
+                result = self.run()
+        return leaves[0], result
+
     def find_special(self) -> Tensor:
         """The inputs that are special ids, bool (B, L): they may decide more than a word does, such as where a document
         begins, so they stay."""

@@ -45,6 +45,11 @@ class Block:
         """Whether hidden states were found, and the model has not written to them since."""
         return self._key is not None and self.hidden._version == self._version
 
+    def run_from_leaf(self) -> tuple[Tensor, Tensor]:
+        """A leaf that requires grad, the hidden states, and the block's output."""
+        leaf = self.hidden.detach().clone().requires_grad_()
+        return leaf, self.run(leaf)
+
     def run(self, hidden: Tensor) -> Tensor:
         """The block's output for other hidden states, (B, L, C)."""
         args, kwargs = list(self._args), dict(self._kwargs)

@@ -10,12 +10,14 @@ from torch import Tensor, nn
 from clearhead.base.errors import ClearheadError
 from clearhead.models.audits.audit_report import Finding, TestResult
 from clearhead.models.audits.audited_model import AuditedModel
-from clearhead.models.audits.movement import LEAK_CODES, ROUNDING, Influence, compare_outputs, measure_influence
+from clearhead.models.audits.movement import LEAK_CODES, Differentiate, Influence, compare_outputs, measure_influence
 from clearhead.models.audits.probes import Positions, Probe, choose_probes
 
 
 @torch.no_grad()
-def audit_influence(audited: AuditedModel, positions: Positions, probes: list[Probe], number: int) -> TestResult:
+def audit_influence(
+    audited: AuditedModel, differentiate: Differentiate, positions: Positions, probes: list[Probe], number: int
+) -> TestResult:
     """Change ids, where the input has some, then vectors: the embeddings of ids, or the input itself.
 
     Ids go through all that a model does with them, in compiled models and other callables too. Vectors change by more,
@@ -36,10 +38,10 @@ def audit_influence(audited: AuditedModel, positions: Positions, probes: list[Pr
         if bool(special.any()):
             of_ids = Positions(positions.reach, positions.tokens, positions.input_tokens, ~special)
             by_ids, _ = choose_probes(of_ids, number, torch.Generator().manual_seed(audited.seed))
-        found = measure_influence(partial(_run_with_other_ids, audited, base), of_ids, by_ids)
+        found = measure_influence(partial(_run_with_other_ids, audited, base), differentiate, by_ids)
         findings += _judge(audited, found, of_ids, "id")
     try:
-        found = measure_influence(partial(_run_with_other_vectors, audited, base), positions, probes)
+        found = measure_influence(partial(_run_with_other_vectors, audited, base), differentiate, probes)
         findings += _judge(audited, found, positions, "embedding" if audited.has_ids else "vector")
     except ClearheadError as error:
         notes.append(f"embeddings not changed: {str(error).splitlines()[0]}")
@@ -69,7 +71,7 @@ def _judge(audited: AuditedModel, found: Influence, positions: Positions, what: 
     findings = []
     name = f" of {audited.name}" if audited.name else ""
     leak = found.leaks[0] if found.leaks else None
-    if leak is not None and leak.size > ROUNDING:
+    if leak is not None:
         if leak.output is not None and leak.source is not None:
             relation = positions.relate(leak.output, leak.source)
             text = f"output {leak.output} moves when the {what} at {leak.source}{name}, {relation}, changes"

@@ -11,7 +11,8 @@ from clearhead.models.audits.audit_report import Finding, TestResult
 from clearhead.models.audits.audited_model import replace_vectors
 from clearhead.models.audits.blocks import Block, locate_change
 from clearhead.models.audits.expectation import Expectation
-from clearhead.models.audits.movement import LEAK_CODES, ROUNDING, Influence, measure_influence
+from clearhead.models.audits.gradient import compute_gradient
+from clearhead.models.audits.movement import LEAK_CODES, Influence, measure_influence
 from clearhead.models.audits.probes import Positions, Probe, choose_probes
 from clearhead.models.audits.reachability import Reachability
 
@@ -38,8 +39,11 @@ def audit_layers(blocks: list[Block], expectation: Expectation, probes: int, see
             hidden = block.hidden
             return block.run(hidden if changed is None else replace_vectors(hidden, changed, seed))
 
+        def differentiate(outputs: Tensor, block: Block = block) -> Tensor | None:
+            return compute_gradient(block.run_from_leaf, outputs, seed)
+
         try:
-            found = measure_influence(run, positions, some)
+            found = measure_influence(run, differentiate, some)
         except Exception as error:  # a block may need what only the whole model has
             skipped.append(f"{block.name} ({type(error).__name__}: {error})")
             continue
@@ -57,8 +61,8 @@ def audit_layers(blocks: list[Block], expectation: Expectation, probes: int, see
 
 def _judge(block: Block, found: Influence, positions: Positions, seed: int) -> Finding | None:
     """The finding of one block, with the part of it where the change is first seen."""
-    leak = found.leaks[0] if found.leaks and found.leaks[0].size > ROUNDING else None
-    if leak is not None:
+    if found.leaks:
+        leak = found.leaks[0]
         place, heads = locate_change(block, replace_vectors(block.hidden, leak.probe.changed, seed), leak.moved)
         relation = positions.relate(leak.output, leak.source) if leak.output and leak.source else "several inputs"
         text = f"{block.name} depends on {relation}: output {leak.output} on input {leak.source}, {place}"

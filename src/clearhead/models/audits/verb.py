@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from clearhead.models.audits.blocks import Block, record_blocks
 from clearhead.models.audits.computed import audit_computed
 from clearhead.models.audits.expectation import Expectation, Expected, describe_mask, pair_with_masks
 from clearhead.models.audits.given import audit_given
-from clearhead.models.audits.gradient import audit_gradient
+from clearhead.models.audits.gradient import audit_gradient, compute_gradient
 from clearhead.models.audits.influence import audit_influence
 from clearhead.models.audits.layers import audit_layers
 from clearhead.models.audits.probes import Positions, choose_probes
@@ -99,11 +100,12 @@ def audit(
     else:
         positions = Positions(expectation.find_encoder_reach(), tokens, encoder_tokens)
     probes, coverage = choose_probes(positions, PROBES, torch.Generator().manual_seed(seed))
-    tests.append(audit_influence(audited, positions, probes, PROBES))
+    differentiate = partial(_differentiate, audited)
+    tests.append(audit_influence(audited, differentiate, positions, probes, PROBES))
     if level != "outputs" and isinstance(model, nn.Module):
         tests.append(audit_layers(blocks, expectation, PROBES, seed))
     if level == "all" and isinstance(model, nn.Module):
-        tests += [audit_gradient(audited, positions, probes), audit_sameness(audited, positions)]
+        tests += [audit_gradient(differentiate, positions, probes), audit_sameness(audited, positions)]
     return AuditReport(expectation.text, level, tests, coverage.shares, audited.forwards)
 
 
@@ -128,6 +130,13 @@ def _audit_recording(recording: Recording, mask: Expected) -> AuditReport:
     else:
         tests.append(TestResult("computed", None, "the values were not recorded: watch(model, values=True)"))
     return AuditReport(describe_mask(mask), "layers", tests)
+
+
+def _differentiate(audited: AuditedModel, outputs: Tensor) -> Tensor | None:
+    """The gradient of some outputs, bool (B, L), for each input; None for a model without one."""
+    if not isinstance(audited.model, nn.Module):
+        return None
+    return compute_gradient(audited.run_from_leaf, outputs, audited.seed)
 
 
 def _run_recorded(
