@@ -116,7 +116,11 @@ def assert_attends(model: Any, batch: Any = None, mask: Expected = None, **optio
     >>> block, x = ch.nn.MultiHeadAttention(16, 4), torch.rand(1, 6, 16)
     >>> ch.assert_attends(lambda x: block(x, x, x, mask=ch.Causal()), x, ch.Causal())
     """
-    report = audit(model, batch, mask, **options)
+    raise_findings(audit(model, batch, mask, **options))
+
+
+def raise_findings(report: AuditReport) -> None:
+    """Raise an AssertionError with a report, where it has findings."""
     if not report.ok:
         raise AssertionError(f"\n{report}")
 
