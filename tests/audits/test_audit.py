@@ -1,0 +1,124 @@
+"""`audit` on all that it takes: callables, compiled models, train mode, recordings, vectors; and what a report holds."""
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import clearhead as ch
+
+pytest.importorskip("transformers", reason="the extra [models] is not installed")
+
+from audits.faults import CAUSAL, IDS, IN_DOCUMENTS, PACKED, PLAIN
+from audits.faulty_models import HandWrittenGPT, make_llama, register_backend
+from clearhead.models.audits.verb import assert_attends, audit
+
+
+def results(report):
+    return {test.name: test.holds for test in report.tests}
+
+
+def test_a_callable_has_the_influence_test_alone():
+    healthy, faulty = make_llama(), make_llama(register_backend("causal alone"))
+    for model, holds in ((healthy, True), (faulty, False)):
+        report = audit(lambda model=model, **batch: model(**batch), PACKED, IN_DOCUMENTS)
+        assert results(report) == {"given": None, "influence": holds}
+
+
+def test_a_compiled_model():
+    model = make_llama()
+    compiled = torch.compile(model, backend="eager")
+    report = audit(compiled, PLAIN, CAUSAL, level="outputs")
+    assert report.ok and results(report)["influence"] is True
+    bidirectional = torch.compile(HandWrittenGPT(bidirectional=True).eval(), backend="eager")
+    assert not audit(bidirectional, {"input_ids": IDS}, CAUSAL, level="outputs").ok
+
+
+def test_train_mode_with_dropout_is_named_and_no_finding():
+    model = make_llama(attention_dropout=0.1).train()
+    report = audit(model, PLAIN, CAUSAL)
+    (influence,) = (test for test in report.tests if test.name == "influence")
+    assert "train mode" in influence.text
+    assert influence.holds, report
+
+
+def test_vectors_and_tuples():
+    class Block(torch.nn.Module):
+        def __init__(self, causal):
+            super().__init__()
+            self.causal = causal
+
+        def forward(self, x):
+            heads = x.unflatten(-1, (2, 4)).transpose(1, 2)
+            output = F.scaled_dot_product_attention(heads, heads, heads, is_causal=self.causal)
+            return x + output.transpose(1, 2).flatten(2)
+
+    x = torch.randn(2, 9, 8, generator=torch.Generator().manual_seed(0))
+    assert audit(Block(True), x, CAUSAL).ok
+    assert audit(Block(True), (x,), CAUSAL, level="all").ok
+    assert [f.code for f in audit(Block(False), x, CAUSAL).findings][:2] == ["not-causal", "mask-ignored"]
+
+
+def test_a_recording_has_the_tests_that_need_no_model():
+    model = make_llama(register_backend("inverted"))
+    with pytest.warns(UserWarning, match="is not that of its record"):
+        with ch.watch(model, values=True) as seen, torch.no_grad():
+            model(**PACKED)
+    report = audit(seen, IN_DOCUMENTS)
+    assert results(report) == {"given": True, "computed": False}
+    model = make_llama()
+    with ch.watch(model) as seen, torch.no_grad():
+        model(**PACKED)
+    assert results(audit(seen, IN_DOCUMENTS)) == {"given": True, "computed": None}
+
+
+def test_a_report_is_the_same_for_the_same_seed_and_is_json():
+    model = make_llama(register_backend("inverted"))
+    one, two = (audit(model, PACKED, IN_DOCUMENTS, level="all", seed=3) for _ in range(2))
+    assert one.to_dict() == two.to_dict() and str(one) == str(two)
+    assert json.loads(json.dumps(one.to_dict()))["ok"] is False
+
+
+def test_the_random_state_and_the_model_are_left_as_they_were():
+    model = make_llama().train()
+    state, weights = torch.get_rng_state(), {name: w.clone() for name, w in model.state_dict().items()}
+    audit(model, PLAIN, CAUSAL, level="all")
+    assert torch.equal(state, torch.get_rng_state()) and model.training
+    assert all(torch.equal(w, weights[name]) for name, w in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+
+
+@pytest.mark.parametrize("code", ["given", "computed", "both", "influence"])
+def test_the_conclusion_names_the_part_to_examine(code):
+    model, batch, mask = {
+        "given": (make_llama(), {**PLAIN, "position_ids": torch.arange(13).expand(2, -1)}, IN_DOCUMENTS),
+        "computed": (make_llama(register_backend("wider")), PLAIN, CAUSAL & ch.SlidingWindow(before=12)),
+        "both": (make_llama(register_backend("causal alone")), PACKED, IN_DOCUMENTS),
+        "influence": (HandWrittenGPT("block means").eval(), {"input_ids": IDS}, CAUSAL),
+    }[code]
+    report = audit(model, batch, mask)
+    words = {"given": "caller", "computed": "holds", "both": "backend", "influence": "outside of attention"}[code]
+    assert words in report.conclusion, report
+
+
+def test_an_assertion_holds_the_report():
+    assert_attends(make_llama(), PACKED, IN_DOCUMENTS)
+    with pytest.raises(AssertionError, match="packed-mask-ignored"):
+        assert_attends(make_llama(register_backend("causal alone")), PACKED, IN_DOCUMENTS)
+
+
+@pytest.mark.parametrize(
+    ("batch", "mask", "said"),
+    [
+        ({"labels": IDS}, CAUSAL, "Name it: inputs="),
+        (torch.zeros(3), CAUSAL, "expected ids"),
+        (PLAIN, {7: CAUSAL}, "no layer 7"),
+        (PLAIN, "causal", "Pass a Mask"),
+        (PLAIN, torch.ones(5, 5, dtype=torch.bool), "5"),
+    ],
+)
+def test_bad_input(batch, mask, said):
+    with pytest.raises(ch.ClearheadError, match=said):
+        audit(make_llama(), batch, mask)
