@@ -17,8 +17,8 @@ import clearhead as ch
 
 LENGTH = 13
 SMALL = {
-    "vocab_size": 200, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "pad_token_id": 0,
-    "bos_token_id": 1, "eos_token_id": 2,
+    "vocab_size": 200, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 GROUPED = {"num_key_value_heads": 2, "head_dim": 8}
 

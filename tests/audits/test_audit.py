@@ -1,4 +1,4 @@
-"""`audit` on all that it takes: callables, compiled models, train mode, recordings, vectors; and what a report holds."""
+"""`audit` on all that it takes, callables, compiled models, train mode, recordings, vectors; and its report."""
 
 import json
 
@@ -62,9 +62,9 @@ def test_vectors_and_tuples():
 
 def test_a_recording_has_the_tests_that_need_no_model():
     model = make_llama(register_backend("inverted"))
-    with pytest.warns(UserWarning, match="is not that of its record"):
-        with ch.watch(model, values=True) as seen, torch.no_grad():
-            model(**PACKED)
+    warned = pytest.warns(UserWarning, match="is not that of its record")
+    with warned, ch.watch(model, values=True) as seen, torch.no_grad():
+        model(**PACKED)
     report = audit(seen, IN_DOCUMENTS)
     assert results(report) == {"given": True, "computed": False}
     model = make_llama()

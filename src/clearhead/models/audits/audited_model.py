@@ -144,7 +144,8 @@ class AuditedModel:
             done.append(module)
             return replace(result)
 
-        parts = [part for part in self.model.modules() if isinstance(part, nn.Embedding)]
+        modules = self.model.modules() if isinstance(self.model, nn.Module) else ()
+        parts = [part for part in modules if isinstance(part, nn.Embedding)]
         handles = [part.register_forward_hook(hook) for part in parts]
         try:
             yield
