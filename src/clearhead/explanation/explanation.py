@@ -194,7 +194,7 @@ class Explanation:
 
         `name`: a step with rows and columns; each sequence and head has a picture of its own, with its numbers in it up
         to 8 × 8: with the explanation's `digits` where they fit their cells, else with fewer. `ax`: the axes to draw
-        on, where there is one picture. Numbers that are not finite are left white.
+        on, where there is one picture. −∞ is hatched, NaN and ∞ are red.
         Raises a `ClearheadError` for an unknown name.
         """
         with with_digits(self.digits):

@@ -13,8 +13,8 @@ from torch import Tensor
 from clearhead.base.errors import ClearheadError
 from clearhead.base.output.pictures import Panel, Side, Style
 from clearhead.base.output.pictures import draw as drawn_panels
-from clearhead.base.output.text import escaped, said
-from clearhead.base.output.thumbnails import picture, short
+from clearhead.base.output.text import escaped, said, short
+from clearhead.base.output.thumbnails import picture
 from clearhead.base.shapes import Sizes
 from clearhead.masks._spans import Spans
 

@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from clearhead.base.output.text import said
-from clearhead.base.output.thumbnails import short
+from clearhead.base.output.text import said, short
 from clearhead.base.shapes import Sizes
 from clearhead.base.symbolic.fold import fold
 from clearhead.base.symbolic.steps import PAIRS, Step, made

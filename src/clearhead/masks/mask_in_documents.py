@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clearhead.base.document_edges import DocumentEdges
 from clearhead.base.errors import ClearheadError
-from clearhead.base.output.thumbnails import short
+from clearhead.base.output.text import short
 from clearhead.base.shapes import Sizes, moved
 from clearhead.masks.base import Mask, Sides, Spans
 from clearhead.masks.first_keys import FirstKeys
