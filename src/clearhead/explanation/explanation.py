@@ -6,6 +6,7 @@ import io
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -153,7 +154,7 @@ class Explanation:
         ending = ending_of(path, ENDINGS, WHAT)
         check_writable(path, WHAT)
         if ending in TEXTS:
-            return write_page(path, TEXTS[ending](self), WHAT)
+            return write_page(path, [TEXTS[ending](self)], WHAT)
         figure, picture = np.asarray(self.plot()).flat[0].figure, io.BytesIO()  # matplotlib hides errors of a file
         try:
             figure.savefig(picture, format=ending[1:], bbox_inches="tight", dpi=200)
@@ -217,16 +218,6 @@ ENDINGS = (*TEXTS, ".png", ".svg", ".pdf")
 WHAT = "explanation"
 
 
-@dataclass(frozen=True)
-class Said:
-    """How the number of a step that is written out is computed, as text that is known already."""
-
-    text: str
-
-    def __call__(self, at: tuple[int, ...]) -> str:
-        return self.text
-
-
 def shown_as(make: Callable[[], Explanation], title: Any, digits: Any) -> Explanation:
     """The settled explanation that `make` gives, under this title, or its own where it is None; `digits`: its field."""
     if title is not None and (not isinstance(title, str) or not title.strip()):
@@ -241,8 +232,12 @@ def settled(explanation: Explanation) -> Explanation:
     """A copy that holds no function, and shares no memory with the inputs, which may change later."""
 
     def one(step: Step) -> Step:
-        said = Said(step.cell(at_pair(step, explanation.shown))) if step.cell and step.value.numel() else None
-        return step.settled(said)
+        said = step.cell(at_pair(step, explanation.shown)) if step.cell and step.value.numel() else None
+        return step.settled(None if said is None else partial(_said, said))
 
     parts = tuple(replace(part, steps=tuple(map(one, part.steps))) for part in explanation.parts)
     return replace(explanation, parts=parts)
+
+
+def _said(text: str, at: tuple[int, ...]) -> str:
+    return text

@@ -133,7 +133,7 @@ class Motion:
 
     def write(self, path: str | Path) -> Path:
         """Write the page to a file, which a browser shows as large as its window allows, and return the path."""
-        return write_page(path, self.html(), "motion")
+        return write_page(path, [self.html()], "motion")
 
     def _repr_html_(self) -> str:
         return self.frame()._repr_html_()

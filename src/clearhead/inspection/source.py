@@ -44,9 +44,13 @@ class Source(ABC):
     def check(self) -> None:  # noqa: B027 - a source of live arguments loses nothing
         """Raise where the problem is lost: a tensor has been written to since the call."""
 
-    @abstractmethod
     def with_value(self, value: Any) -> Problem:
-        """The problem with a value, for the output."""
+        """The problem with a value, for the output. Where it requires grad, tensors of inference mode are copied."""
+        problem, needs_grad = self.problem(), torch.is_grad_enabled() and getattr(value, "requires_grad", False)
+        # the compiler follows no `is_inference`
+        if needs_grad and not problem.mode.compiled and problem.query.is_inference():
+            problem = record(problem, copy=True).problem
+        return with_value(problem, value)
 
     @abstractmethod
     def said(self) -> dict[str, Any]:
@@ -148,20 +152,8 @@ class FromRecord(Source):
         self.check()
         return self.record.problem
 
-    def with_value(self, value: Any) -> Problem:
-        return recorded_with_value(self.problem(), value)
-
     def said(self) -> dict[str, Any]:
         return self._said
-
-
-def recorded_with_value(problem: Problem, value: Any) -> Problem:
-    """The problem with a value. Tensors of inference mode are copied where the value requires grad."""
-    needs_grad = torch.is_grad_enabled() and getattr(value, "requires_grad", False)
-    # the compiler follows no `is_inference`
-    if needs_grad and not problem.mode.compiled and problem.query.is_inference():
-        problem = record(problem, copy=True).problem
-    return with_value(problem, value)
 
 
 class DerivedSource(Source):
@@ -181,9 +173,6 @@ class DerivedSource(Source):
             valid = problem if ours(self.given) else checked(problem, f"{type(self.given).__name__}.problem")
             self._made = problem, self.derive(valid)
         return self._made[1]
-
-    def with_value(self, value: Any) -> Problem:
-        return recorded_with_value(self.problem(), value)
 
     def __getstate__(self) -> dict[str, Any]:  # made again: it may hold functions that no pickle takes
         return self.__dict__ | {"_made": None}

@@ -56,7 +56,7 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.base.errors import UnsupportedError
-from clearhead.base.output.pages import embedded, filled, filled_parts, head, program, source, style, write_parts
+from clearhead.base.output.pages import embedded, filled, filled_parts, head, program, source, style, write_page
 from clearhead.report._blocks import PLACES, Blocks, plain
 from clearhead.report.describe import described, measured
 from clearhead.report.layer import Array, Layer, LeftOut, Measures
@@ -150,7 +150,7 @@ class Page:
 
     def write(self, path: Any) -> Path:
         """Write the file. An existing file stays unchanged until all is written."""
-        return write_parts(path, self.parts())
+        return write_page(path, self.parts())
 
     def _opening(self) -> list[int]:
         """The blocks of the head that the page opens on, operands last. It is shown while others are being read."""

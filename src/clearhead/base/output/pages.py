@@ -120,13 +120,11 @@ class Frame:
         )
 
 
-def write_page(path: Any, page: str, what: str = "report") -> Path:
-    """Write a page, or say why it cannot be written."""
-    return write_parts(path, (page,), what)
+def write_page(path: Any, parts: Iterable[str], what: str = "report") -> Path:
+    """Write a page that is given in parts, or raise what keeps it from being written.
 
-
-def write_parts(path: Any, parts: Iterable[str], what: str = "report") -> Path:
-    """Write a page that is given in parts. An old file stays as it was until all of the new one is written."""
+    An old file stays as it was until all of the new one is written.
+    """
     with replacing(path, what) as beside, beside.open("w", encoding="utf-8", errors="replace", newline="\n") as file:
         for part in parts:
             file.write(part)
