@@ -19,7 +19,7 @@ from clearhead.base.torch_state.mode import get_mode
 from clearhead.base.torch_state.modules import settled
 from clearhead.base.torch_state.versions import Versions
 from clearhead.masks.base import Mask
-from clearhead.problem.checked import checked, ours
+from clearhead.problem.checked import checked_from
 from clearhead.problem.problem import ABSENT, Problem, with_value
 from clearhead.problem.reads import tensors_in
 from clearhead.problem.record import Record, check_reads, copied, record
@@ -170,8 +170,7 @@ class DerivedSource(Source):
     def problem(self) -> Problem:
         problem = self.given.problem()
         if self._made is None or self._made[0] is not problem:
-            valid = problem if ours(self.given) else checked(problem, f"{type(self.given).__name__}.problem")
-            self._made = problem, self.derive(valid)
+            self._made = problem, self.derive(checked_from(self.given, problem, "problem"))
         return self._made[1]
 
     def __getstate__(self) -> dict[str, Any]:  # made again: it may hold functions that no pickle takes

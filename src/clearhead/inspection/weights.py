@@ -35,7 +35,7 @@ from clearhead.inspection.reductions.over_queries import Pool, Received
 from clearhead.inspection.source import DerivedSource, FromCall, Source, shown
 from clearhead.inspection.stream import stream
 from clearhead.masks.base import MaskLike
-from clearhead.problem.checked import checked, ours
+from clearhead.problem.checked import checked_from
 from clearhead.problem.guard import guard, zero_unseen
 from clearhead.problem.layout import arrange, is_arranged
 from clearhead.problem.lengths import apply_valid_lens
@@ -100,16 +100,11 @@ class Weights(LazyMatrix[ArrayT]):
         """
         given = self._source.problem()
         if self._known.get("given") is not given:
-            self._known = {"given": given, "problem": self._checked(given, "problem")}
+            self._known = {"given": given, "problem": checked_from(self._source, given, "problem")}
         return cast(Problem, self._known["problem"])
 
     def _with_value(self, value: Any) -> Problem:
-        return self._checked(self._source.with_value(value), "with_value")
-
-    def _checked(self, problem: Problem, method: str) -> Problem:
-        """The problem that a source gave, checked where the source is a user's class."""
-        source = self._source
-        return problem if ours(source) else checked(problem, f"{type(source).__name__}.{method}")
+        return checked_from(self._source, self._source.with_value(value), "with_value")
 
     def _engine(self, problem: Problem) -> Engine:
         """The engine for this use, which may be another one inside a transform."""

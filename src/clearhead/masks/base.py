@@ -27,6 +27,7 @@ from clearhead.masks._spans import Residual as Residual
 from clearhead.masks._spans import Spans as Spans
 from clearhead.masks._spans import all_keys as all_keys
 from clearhead.masks._spans import check_spans as check_spans
+from clearhead.masks._spans import map_edges as map_edges
 
 if TYPE_CHECKING:
     from clearhead.base.output.pictures import Axes
