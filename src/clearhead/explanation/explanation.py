@@ -6,7 +6,6 @@ import io
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -231,13 +230,7 @@ def shown_as(make: Callable[[], Explanation], title: Any, digits: Any) -> Explan
 def settled(explanation: Explanation) -> Explanation:
     """A copy that holds no function, and shares no memory with the inputs, which may change later."""
 
-    def one(step: Step) -> Step:
-        said = step.cell(at_pair(step, explanation.shown)) if step.cell and step.value.numel() else None
-        return step.settled(None if said is None else partial(_said, said))
+    def one(part: Part) -> Part:
+        return replace(part, steps=tuple(step.settled(at_pair(step, explanation.shown)) for step in part.steps))
 
-    parts = tuple(replace(part, steps=tuple(map(one, part.steps))) for part in explanation.parts)
-    return replace(explanation, parts=parts)
-
-
-def _said(text: str, at: tuple[int, ...]) -> str:
-    return text
+    return replace(explanation, parts=tuple(map(one, explanation.parts)))
