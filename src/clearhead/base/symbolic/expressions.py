@@ -37,7 +37,10 @@ class Operand:
 
     value: Tensor
     axes: tuple[str, ...]
-    shape: torch.Size
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.value.shape
 
     @property
     def ndim(self) -> int:
@@ -73,7 +76,6 @@ class Expression(Operand):
         self.name, self.inputs, self.options = name, inputs, options
         values = [_values(x) for x in inputs]
         self.value: Tensor = OPERATIONS[name].compute(*values, **options)
-        self.shape = self.value.shape
         self.axes = OPERATIONS[name].axes(self) if axes is None else axes
 
     @property

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from clearhead.base.symbolic import operations as operations
@@ -15,7 +14,6 @@ from clearhead.base.symbolic.expressions import code_of, formula_of, tree_of, wr
 from clearhead.base.symbolic.formulas import View
 from clearhead.base.symbolic.formulas import number as number
 
-Cell = Callable[[tuple[int, ...]], str]
 PAIRS = ("B", "H", "Lq", "Lk")  # the axes of a value with one number for each pair
 
 
@@ -35,8 +33,7 @@ class Step(Operand):
     they are the batch and the heads of the call.
     `formula`: the result in the names of other steps; an input has none. `code`: PyTorch code that computes it from the
     steps before it, over any number of leading dimensions; where it is empty, the script writes the value out. `tree`:
-    the same for a page. `cell(index)`: the right-hand side of one number, written out, where `made` is missing.
-    `written`: in a finished `Explanation`, that of the one number that is shown.
+    the same for a page. `written`: in a finished `Explanation`, how the one number that is written out is computed.
     `aside`: whether the step shows another outcome, which no later step uses. `copies`: of an input, how many
     sequences, and how many heads in a row, share the same rows.
     `within`: of whole numbers that are given, the least and the largest number that a reader may enter.
@@ -51,17 +48,12 @@ class Step(Operand):
     formula: str = ""
     code: str = ""
     tree: Mapping[str, Any] | None = None
-    cell: Cell | None = None
     written: str = ""
     aside: bool = False
     copies: tuple[int, int] = (1, 1)
     within: tuple[int, int] | None = None
     made: Operand | None = field(default=None, repr=False)
     by: Operand | None = field(default=None, repr=False)
-
-    @property
-    def shape(self) -> torch.Size:  # type: ignore[override]
-        return self.value.shape
 
     @property
     def given(self) -> bool:
@@ -75,28 +67,25 @@ class Step(Operand):
     def called(self, name: str) -> Step:
         """The same step with another name."""
         formula, code = (name + text.removeprefix(self.name) if text else "" for text in (self.formula, self.code))
-        if self.made is not None:  # the name may stand in it twice
+        if self.made is not None and formula:  # the name may stand in it twice
             formula = formula_of(name, self.made, self.axes)
         return self.but(name=name, formula=formula, code=code)
 
-    def writes(self) -> Cell | None:
-        """`cell`, or that of the expression."""
-        made = self.made
-        return self.cell if self.cell or made is None else lambda at: written(made, at, View(True)).text
-
     def listed(self, **fields: Any) -> Step:
         """The same step with its numbers listed: the steps that its expression reads are not shown."""
-        return self.but(**{"formula": "", "code": "", "tree": None, "cell": self.writes(), **fields}, made=None)
+        return self.but(**{"formula": "", "code": "", "tree": None, **fields})
 
     def settled(self, at: tuple[int, ...]) -> Step:
         """The same step in a finished explanation: it shares no memory with the inputs, and holds no graph.
 
         `at`: the index of the number that is written out.
         """
-        value, write = self.value.detach(), self.writes()
-        value = value if self.made is not None or self.code else value.clone()
-        text = write(at) if write is not None and value.numel() else self.written
-        return self.but(value=value, written=text, cell=None, made=None, by=None)
+        value, text = self.value.detach(), self.written
+        if self.made is not None and value.numel():
+            text = written(self.made, at, View(True)).text
+        elif not self.code:
+            value = value.clone()
+        return self.but(value=value, written=text, made=None, by=None)
 
 
 def made(

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from clearhead.base.symbolic.expressions import call
 from clearhead.base.symbolic.steps import Step, number
 from clearhead.explanation.explanation import Part
 from clearhead.explanation.modules.projection import Linear, joined_steps
@@ -174,9 +175,8 @@ def _unlisted(steps: list[Step], name: str) -> list[Step]:
     why = f"{flat.why} {flat.formula}."
     if after.value.numel() != flat.value.numel() or after.value.ndim != 4:
         return [flat.listed(why=why), *steps[start + 1 :]]
-    why, of_layer = why.replace(flat.name, after.name), flat.writes()
-    assert of_layer is not None
-    head = after.listed(why=why, cell=lambda at: of_layer((at[0], *at[2:])))
+    assert flat.made is not None
+    head = after.listed(why=why.replace(flat.name, after.name), made=call("unsqueeze", flat.made, 1))
     return [head, *steps[start + 2 :]]
 
 
