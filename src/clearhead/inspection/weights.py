@@ -230,11 +230,6 @@ class Weights(LazyMatrix[ArrayT]):
             raise ClearheadError("reduce takes one Output(value); join the values along their last dimension.")
         if outputs:
             problem = self._with_value(outputs[0].value)._refresh_mode()
-            if problem.sizes.shown != self._sizes.shown and len(reductions) > 1:
-                raise ShapeError(
-                    f"the value of Output gives an output of {(*problem.sizes.shown, problem.sizes.queries)}, and the "
-                    f"weights are {tuple(self.shape)}: reduce it by itself, or as weights @ value."
-                )
         restore = problem.sizes.restore
         results = stream(problem, self._engine(problem), reductions)
         return tuple(
