@@ -23,7 +23,6 @@ from clearhead.problem.checked import checked_from
 from clearhead.problem.problem import ABSENT, Problem, with_value
 from clearhead.problem.reads import tensors_in
 from clearhead.problem.record import Record, check_reads, copied, record
-from clearhead.problem.visible import seen_by
 
 _OF_EVERY_MODULE = vars(nn.Module()).keys()  # such as `training`
 
@@ -178,13 +177,6 @@ class DerivedSource(Source):
 
     def said(self) -> dict[str, Any]:
         return self.given.said()
-
-
-def hide_from_padding(problem: Problem, words: Tensor | None) -> Problem:
-    """The problem in which queries that are padding see no key. `words`: (B, Lq), bool; None: no query is padding."""
-    if words is None:
-        return problem
-    return problem._replace(visible=seen_by(words, problem.visible, problem.sizes))
 
 
 def shown(value: Any) -> str:

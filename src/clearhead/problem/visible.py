@@ -103,9 +103,8 @@ def rows_of(visible: Visible, sizes: Sizes) -> tuple[np.ndarray, np.ndarray] | N
     """The edges, narrowed for each query to the keys that the residual leaves to some sequence or head. None without a
     residual, and where the mask is not kept, since the residual is asked for every pair."""
     spans, edges = visible.spans, visible.edges
-    if spans.residual is None or edges is None or "kept" not in visible.memo or not is_on_host(spans.start):
-        return None
-    if not sizes.keys:
+    kept = "kept" in visible.memo and is_on_host(spans.start)
+    if spans.residual is None or edges is None or not kept or not sizes.keys:
         return None
     if "rows" not in visible.memo:
         every, first, last = slice(None), np.zeros(sizes.queries, np.int64), np.zeros(sizes.queries, np.int64)

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from clearhead.base.symbolic.expressions import call
 from clearhead.base.symbolic.steps import Step, number
 from clearhead.explanation.explanation import Part
 from clearhead.explanation.modules.projection import Linear, joined_steps
@@ -176,7 +175,7 @@ def _unlisted(steps: list[Step], name: str) -> list[Step]:
     if after.value.numel() != flat.value.numel() or after.value.ndim != 4:
         return [flat.listed(why=why), *steps[start + 1 :]]
     assert flat.made is not None
-    head = after.listed(why=why.replace(flat.name, after.name), made=call("unsqueeze", flat.made, 1))
+    head = after.listed(why=why.replace(flat.name, after.name), made=flat.made.unsqueeze(1))
     return [head, *steps[start + 2 :]]
 
 
