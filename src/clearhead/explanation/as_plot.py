@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from clearhead.base.output.pictures import Panel, Side, Style, draw
+from clearhead.base.output.pictures import Axes, Panel, Side, Style, draw
 from clearhead.base.symbolic.formulas import number
 from clearhead.base.symbolic.steps import Step
 from clearhead.explanation.document import tables
 from clearhead.explanation.shown import Shown
-
-if TYPE_CHECKING:
-    from clearhead.base.output.pictures import Axes
 
 
 def plot(step: Step, shown: Shown, ax: Axes | None) -> Axes | np.ndarray:

@@ -15,6 +15,7 @@ from clearhead.base.arrays import Array
 from clearhead.base.errors import ClearheadError, require
 from clearhead.base.numbers import check_count
 from clearhead.base.output.pages import Frame, write_page
+from clearhead.base.output.pictures import Axes
 from clearhead.base.output.text import brief, said
 from clearhead.base.output.written import check_writable, ending_of, replacing
 from clearhead.base.symbolic.formulas import DIGITS, with_digits
@@ -25,9 +26,6 @@ from clearhead.explanation.document import Part as Part
 from clearhead.explanation.page import render as render_page
 from clearhead.explanation.shown import Shown
 from clearhead.inspection.matrix import NoSuchMethod
-
-if TYPE_CHECKING:
-    from clearhead.base.output.pictures import Axes
 
 T = TypeVar("T")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar, cast, overload
+from typing import Any, Literal, Never, TypeVar, cast, overload
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from clearhead._attention import Arguments, ScoreLike
 from clearhead.base.arrays import Array, ArrayT, Integers, accumulated, check_float, is_numpy, to_tensor_float
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.keyword_hints import raise_unknown_keywords
-from clearhead.base.output.pictures import Side, Style, check_style, draw
+from clearhead.base.output.pictures import Axes, Colormap, Side, Style, check_style, draw
 from clearhead.base.shapes import AlignLike, Sizes, refuse_fakes
 from clearhead.base.torch_state.contexts import without_autocast
 from clearhead.base.torch_state.tensor_kind import is_on_host
@@ -45,9 +45,6 @@ from clearhead.problem.problem import Problem
 from clearhead.problem.region import Region
 from clearhead.problem.regions import cut
 from clearhead.problem.summary import Summary
-
-if TYPE_CHECKING:
-    from clearhead.base.output.pictures import Axes, Colormap
 
 R1 = TypeVar("R1")
 R2 = TypeVar("R2")

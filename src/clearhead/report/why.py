@@ -7,17 +7,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from clearhead.base.symbolic.steps import Step, made
 from clearhead.explanation.of_problem import attention_parts, input_steps
 from clearhead.explanation.shown import choose
 from clearhead.masks.dense import DenseMask
 from clearhead.problem.problem import make_problem
 from clearhead.report.layer import Layer
-from clearhead.scores.base import ByTile, Score
+from clearhead.report.score_of_terms import ScoreOfTerms
+from clearhead.scores.base import ByTile
 from clearhead.scores.dot import Dot
-from clearhead.scores.pair_functions import PHIS, Phi
 
 
 def with_steps(layer: Layer) -> Layer:
@@ -53,22 +51,3 @@ def _steps(layer: Layer, masked: bool, blind: bool, biased: bool) -> tuple[dict[
     parts, _, _ = attention_parts(problem, mask, shown, given)
     steps = given + [step for part in parts for step in part.steps if not step.aside]
     return tuple({"name": step.name, "formula": step.formula, "tree": step.tree} for step in steps)
-
-
-class ScoreOfTerms(Score):
-    """A score as a page holds it: the sum over features of φ(query feature, key feature), each times a weight."""
-
-    def __init__(self, phi: Phi, weighted: bool) -> None:
-        super().__init__()
-        self.phi, self.weighted = PHIS[phi], weighted
-
-    def tile(self, query: Tensor, key: Tensor) -> Tensor:
-        return query.new_zeros(*query.shape[:-1], key.shape[-2])  # the page has the numbers
-
-    def steps(self, query: Step, key: Step) -> list[Step]:
-        rows, columns = query.unsqueeze(-2), key.unsqueeze(-3)
-        term = self.phi.value(self.phi.combine(rows, columns))
-        weight = Step("weight", "The factor of each feature.", query.value[0, 0, 0], ("E",))
-        summed = (weight * term if self.weighted else term).sum(-1)
-        scores = made("scores", "", summed, value=self.tile(query.value, key.value))
-        return [weight, scores] if self.weighted else [scores]

@@ -16,6 +16,8 @@ from clearhead.base.output.text import printable, short
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes
     from matplotlib.colors import Colormap as Colormap
+else:  # matplotlib is loaded when a picture is drawn
+    Axes = Colormap = Any
 
 Array = NDArray[Any]
 MOST = 64  # pictures in a grid
