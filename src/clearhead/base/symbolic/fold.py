@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -21,25 +20,27 @@ def fold(root: Any, inner: Callable[[Any], Sequence[Any]], make: Callable[..., T
     Returns:
         The value of the root. A value of a part is held until its last use.
     """
-    order: dict[int, Any] = {}
-    waiting = [(root, False)]
+    order: list[Any] = []
+    uses: dict[int, int] = {}
+    waiting = [root]
     while waiting:
-        part, joins = waiting.pop()  # `joins`: whether the parts that it joins stand in the order
-        if id(part) in order:
+        part = waiting[-1]
+        new = [one for one in inner(part) if id(one) not in uses]
+        if new and id(part) not in uses:
+            waiting.extend(reversed(new))
             continue
-        if joins:
-            order[id(part)] = part
-        else:
-            waiting += [(part, True), *[(one, False) for one in reversed(inner(part))]]
-    uses = Counter([id(one) for part in order.values() for one in inner(part)])
+        waiting.pop()
+        if id(part) not in uses:
+            uses[id(part)] = 0
+            order.append(part)
+            for one in inner(part):
+                uses[id(one)] += 1
     found: dict[int, Any] = {}
-    for number, part in order.items():
-        parts = [id(one) for one in inner(part)]
-        values = [found[one] for one in parts]
-        uses.subtract(parts)
-        for one in parts:
-            if not uses[one]:
-                found.pop(one, None)
-        found[number] = make(part, *values)
+    for part in order:
+        values = []
+        for one in inner(part):
+            uses[id(one)] -= 1
+            values.append(found[id(one)] if uses[id(one)] else found.pop(id(one)))
+        found[id(part)] = make(part, *values)
     value: T = found[id(root)]
     return value
