@@ -22,3 +22,6 @@ class HeldKeys(Lengths):
 
     def _read(self) -> Known:
         return Known(((len(self.ends),), *self.ends), max(self.ends, default=None))
+
+    def title(self) -> str:
+        return f"Lengths({[*self.ends]})" if len(self.ends) <= 8 else f"Lengths(<{len(self.ends)} lengths>)"

@@ -19,7 +19,7 @@ from clearhead.base.torch_state.modules import Change, Module, with_parameters
 from clearhead.base.torch_state.torch_private import uncounted, whole_of
 from clearhead.base.torch_state.versions import Versions
 from clearhead.biases.base import Added
-from clearhead.masks.base import Residual, Spans, map_edges
+from clearhead.masks.base import Residual, Spans
 from clearhead.problem.checked import checked
 from clearhead.problem.problem import Problem
 from clearhead.problem.reads import tensors_in
@@ -99,7 +99,9 @@ def record(problem: Problem, *, copy: bool = False, fresh: bool = False) -> Reco
             spans = _written_out(spans)
         if copy and edges is not None and not isinstance(edges, Later):  # they may share the spans' memory
             edges = edges[0].copy(), edges[1].copy()
-        visible = visible._replace(spans=map_edges(spans, change), known=edges)
+        gaps = None if spans.gaps is None else (change(spans.gaps[0]), change(spans.gaps[1]))
+        spans = spans._replace(start=change(spans.start), stop=change(spans.stop), gaps=gaps)
+        visible = visible._replace(spans=spans, known=edges)
     sinks = None if sinks is None else change(sinks)
     kept = problem._replace(
         scores=scores, value=None, visible=visible, bias=bias, sinks=sinks, dropout_p=0.0, seed=None, mode=CURRENT
