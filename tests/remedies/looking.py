@@ -315,11 +315,6 @@ def expected():
     ),
     case(
         "ch.explain(q, q, q).plot('query', ax=fresh())",
-        (
-            "explain(..., at=...)",
-            "drawn((lambda explain: @)(lambda some, at: ch.explain(q, q, q, at=(0, 0))).plot('query', ax=fresh()))",
-            DRAWN,
-        ),
         ("pass no ax", "drawn(ch.explain(q, q, q).plot('query')) # @", DRAWN),
         setup=FRESH,
     ),

@@ -779,15 +779,6 @@ CASES = [
         ),
     ),
     case(
-        "ch.weights(x, x).reduce(ch.reductions.Mass(groups))",
-        (
-            "groups.to_dense()",
-            "ch.weights(x, x).reduce(ch.reductions.Mass(@))",
-            "torch.stack([soft(x, x)[..., :2].sum(-1), soft(x, x)[..., 2:].sum(-1)], -1)",
-        ),
-        setup="groups = torch.tensor([0, 0, 1, 1]).to_sparse()",
-    ),
-    case(
         "freed(lambda tensor: tensor)",
         ("tensor.clone()", "freed(lambda tensor: @)", "plain(x, x, x)"),
         setup="def freed(given):\n    whole = x.clone()\n    part = given(whole)\n    whole.untyped_storage().resize_(0)\n    return ch.attention(x, x, part)",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar, cast, overload
+from typing import Any, Literal, Never, TypeVar, cast, overload
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from clearhead._attention import Arguments, ScoreLike
 from clearhead.base.arrays import Array, ArrayT, Integers, accumulated, check_float, is_numpy, to_tensor_float
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.keyword_hints import raise_unknown_keywords
-from clearhead.base.output.pictures import Side, Style, check_style, draw
+from clearhead.base.output.pictures import Axes, Colormap, Side, Style, check_style, draw
 from clearhead.base.shapes import AlignLike, Sizes, refuse_fakes
 from clearhead.base.torch_state.contexts import without_autocast
 from clearhead.base.torch_state.tensor_kind import is_on_host
@@ -35,7 +35,7 @@ from clearhead.inspection.reductions.over_queries import Pool, Received
 from clearhead.inspection.source import DerivedSource, FromCall, Source, shown
 from clearhead.inspection.stream import stream
 from clearhead.masks.base import MaskLike
-from clearhead.problem.checked import checked, ours
+from clearhead.problem.checked import checked_from
 from clearhead.problem.guard import guard, zero_unseen
 from clearhead.problem.layout import arrange, is_arranged
 from clearhead.problem.lengths import apply_valid_lens
@@ -45,9 +45,6 @@ from clearhead.problem.problem import Problem
 from clearhead.problem.region import Region
 from clearhead.problem.regions import cut
 from clearhead.problem.summary import Summary
-
-if TYPE_CHECKING:
-    from clearhead.base.output.pictures import Axes, Colormap
 
 R1 = TypeVar("R1")
 R2 = TypeVar("R2")
@@ -100,16 +97,11 @@ class Weights(LazyMatrix[ArrayT]):
         """
         given = self._source.problem()
         if self._known.get("given") is not given:
-            self._known = {"given": given, "problem": self._checked(given, "problem")}
+            self._known = {"given": given, "problem": checked_from(self._source, given, "problem")}
         return cast(Problem, self._known["problem"])
 
     def _with_value(self, value: Any) -> Problem:
-        return self._checked(self._source.with_value(value), "with_value")
-
-    def _checked(self, problem: Problem, method: str) -> Problem:
-        """The problem that a source gave, checked where the source is a user's class."""
-        source = self._source
-        return problem if ours(source) else checked(problem, f"{type(source).__name__}.{method}")
+        return checked_from(self._source, self._source.with_value(value), "with_value")
 
     def _engine(self, problem: Problem) -> Engine:
         """The engine for this use, which may be another one inside a transform."""
@@ -235,11 +227,6 @@ class Weights(LazyMatrix[ArrayT]):
             raise ClearheadError("reduce takes one Output(value); join the values along their last dimension.")
         if outputs:
             problem = self._with_value(outputs[0].value)._refresh_mode()
-            if problem.sizes.shown != self._sizes.shown and len(reductions) > 1:
-                raise ShapeError(
-                    f"the value of Output gives an output of {(*problem.sizes.shown, problem.sizes.queries)}, and the "
-                    f"weights are {tuple(self.shape)}: reduce it by itself, or as weights @ value."
-                )
         restore = problem.sizes.restore
         results = stream(problem, self._engine(problem), reductions)
         return tuple(

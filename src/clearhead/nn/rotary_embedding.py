@@ -11,16 +11,13 @@ from torch import Tensor
 from clearhead.base.arrays import Integers, accumulated, check_float, shown
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_count, check_flag, check_positive
-from clearhead.base.output.pictures import Style
+from clearhead.base.output.pictures import Colormap, Style
 from clearhead.base.output.text import brief
 from clearhead.base.torch_state.torch_private import has_hooks
 from clearhead.nn._nested import encode_rows
 from clearhead.nn._positions import LARGEST, Tabled, places_of, plot
 from clearhead.nn.rotary_scaling import RotaryScaling
 from clearhead.problem.nested import is_nested
-
-if TYPE_CHECKING:
-    from clearhead.base.output.pictures import Colormap
 
 
 class RotaryEmbedding(Tabled):

@@ -70,7 +70,7 @@ class Kept:
             raise self._another(f"in {', '.join(differ)}")
         self._lines = [_Line(**line) for line in lines]
         if rest:
-            write_page(self._path, f"{whole}\n", "sweep")
+            write_page(self._path, [f"{whole}\n"], "sweep")
 
     @property
     def numbers(self) -> list[float]:

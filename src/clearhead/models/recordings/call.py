@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
-from clearhead.base.output.text import said
-from clearhead.base.output.thumbnails import short
+from clearhead.base.output.text import said, short
 from clearhead.base.torch_state.contexts import without_function_modes
 from clearhead.models.interception.layers import LayerName
 from clearhead.models.interception.modules import Kind

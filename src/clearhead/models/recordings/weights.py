@@ -15,8 +15,9 @@ from clearhead.inspection.index import Heads
 from clearhead.inspection.reductions import by_query
 from clearhead.inspection.reductions.base import Queries, Reduction
 from clearhead.inspection.reductions.over_queries import Pool, Received
-from clearhead.inspection.source import DerivedSource, FromRecord, Source, hide_from_padding
+from clearhead.inspection.source import DerivedSource, FromRecord, Source
 from clearhead.inspection.weights import Weights
+from clearhead.problem.regions import hide_from_padding
 from clearhead.problem.words import ALL_WORDS, Words
 
 

@@ -181,7 +181,7 @@ class Survey:
         if self.truncated:
             said += f", {self.truncated:,} texts cut to {self.max_length:,} tokens"
         title = title or f"Attention of {self.model} over {self.texts:,} texts"
-        return write_page(path, heads_page(title, said, self._shown(), self.table(), self.examples()))
+        return write_page(path, [heads_page(title, said, self._shown(), self.table(), self.examples())])
 
     def _shown(self) -> list[Statistic]:
         """The statistics of the page, each with its description."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from clearhead.base.errors import ShapeError
-from clearhead.base.output.pictures import Array, Panel, Side, Style, check_style, draw
+from clearhead.base.output.pictures import Array, Axes, Panel, Side, Style, check_style, draw
 from clearhead.inspection.plot import CELLS, IN_GRID, allowed, numbers, panels, picks, titles
 from clearhead.masks._draw import cell_of, shares
 from clearhead.models.recordings.attention_call import AttentionCall
@@ -21,9 +21,6 @@ from clearhead.problem.regions import of_sequence
 from clearhead.problem.words import ALL_WORDS
 from clearhead.report._words import Cells, Shown, list_shown
 from clearhead.report.statistics import lazy
-
-if TYPE_CHECKING:
-    from clearhead.base.output.pictures import Axes
 
 Words = list[str] | None
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from clearhead.base.arrays import Array
 from clearhead.base.errors import ClearheadError, require
-from clearhead.base.output.pictures import Style
+from clearhead.base.output.pictures import Axes, Colormap, Style
 from clearhead.base.output.words import TokensLike, word_list
 from clearhead.base.selected import as_index
 from clearhead.explanation.explanation import Explanation
@@ -28,7 +28,6 @@ from clearhead.report.operands import ERROR
 from clearhead.report.page import nothing_left
 
 if TYPE_CHECKING:
-    from clearhead.base.output.pictures import Axes, Colormap
     from clearhead.models.recording import Recording
 
 
