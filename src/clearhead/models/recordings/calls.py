@@ -191,36 +191,17 @@ def labels(calls: Sequence[AttentionCall]) -> list[Label]:
         by_layer.setdefault((call.layer, part), []).append(call)
     when: dict[int, tuple[int | None, int | None]] = {}
     for same in by_layer.values():
-        began = [call for call in same if not call.cached_key.number]
-        first = {call.cached_key.chain: call for call in reversed(began)}
-        several = len({call.cached_key.chain for call in same}) > 1
-        others = _others(same)
-        for call, between in zip(same, others, strict=True):
+        calls_of = Counter(call.cached_key.chain for call in same)
+        for call in same:
             chain, number = call.cached_key
-            start = first.get(chain)
-            step = None
-            if number or sum(other.cached_key.chain is chain for other in same) > 1:
-                # where every k-th run is recorded, one call is k steps after the other
-                step = number if start is None else max(call.run - start.run - between, number)
-            when[id(call)] = call.run if several else None, step
+            step = number if number or calls_of[chain] > 1 else None
+            when[id(call)] = call.run if len(calls_of) > 1 else None, step
     found: list[Label] = []
     for number, (call, part) in enumerate(zip(calls, apart, strict=True)):
         label = Label(call.layer, part, *when[id(call)])
         if label in found:  # the list of calls was put together by hand
             label = label._replace(call=number)
         found.append(label)
-    return found
-
-
-def _others(same: list[AttentionCall]) -> list[int]:
-    """For each call how many calls of other generations came after the first call of its own."""
-    began: dict[Any, int] = {}
-    own: dict[Any, int] = {}
-    found = []
-    for place, call in enumerate(same):
-        chain = call.cached_key.chain
-        own[chain] = own.get(chain, -1) + 1
-        found.append(place - began.setdefault(chain, place) - own[chain])
     return found
 
 

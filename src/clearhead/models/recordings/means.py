@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, ShapeError
-from clearhead.base.output.text import listed
+from clearhead.base.output.text import brief, listed
 from clearhead.models.recordings.reduced import ReducedCall
 
 _lock = threading.Lock()  # of all means, since a lock of their own could not be copied
@@ -44,17 +44,18 @@ class Means:
 
     def add(self, call: ReducedCall) -> None:
         """Add one call."""
-        sums, counts = zip(*call.sums(), strict=True)
-        asked = [type(one).__name__ for one in call.reductions], call.heads
+        self._include(call.name, [type(one).__name__ for one in call.reductions], call.heads, call.sums())
+
+    def _include(self, name: str, kept: list[str], heads: tuple[int, ...], sums: list[tuple[Tensor, Tensor]]) -> None:
+        """Add the sums and counts of a module's call. `kept`: what they are of."""
         with _lock:
-            if self._of.get(call.name, asked) != asked:
-                (names, heads), (before, heads_before) = asked, self._of[call.name]
+            before, heads_before = self._of.setdefault(name, (kept, heads))
+            if (before, heads_before) != (kept, heads):
                 raise ClearheadError(
-                    f"{call.name}: these are means of {', '.join(before)} in the heads {heads_before}; "
-                    f"{', '.join(names)} in the heads {heads} need a ch.models.Means() of their own."
+                    f"{name}: these are means of {', '.join(before)} in the heads {heads_before}; {', '.join(kept)} in "
+                    f"the heads {heads} need a ch.models.Means() of their own."
                 )
-            self._add(call.name, list(sums), list(counts))
-            self._of[call.name] = asked
+            self._add(name, [total for total, _ in sums], [count for _, count in sums])
 
     def _add(self, name: str, sums: list[Tensor], counts: list[Tensor]) -> None:
         before = self._sums.get(name)
@@ -72,10 +73,11 @@ class Means:
 
     def include(self, state: Mapping[str, Tensor], modules: Iterable[str]) -> None:
         """Add the sums and counts of another `Means`, by its state, for these modules."""
+        other = Means()
+        other.load_state_dict(state)
         with _lock:
             for name in modules:
-                results = range(sum(key.startswith(f"{name}:") and key.endswith(":sum") for key in state))
-                self._add(name, *([state[f"{name}:{i}:{what}"] for i in results] for what in ("sum", "count")))
+                self._add(name, other._sums[name], other._counts[name])
 
     def __getitem__(self, name: str) -> tuple[Tensor, ...]:
         if name not in self._sums:
@@ -104,24 +106,24 @@ class Means:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Replace all sums and counts by these. Raises a `ClearheadError` unless they are the state of a `Means`."""
-        wrong = "the state of Means has tensors 'module:number:sum' and …count of each result, alike in shape"
         found: dict[str, dict[int, dict[str, Tensor]]] = {}
-        for key, tensor in state.items() if isinstance(state, Mapping) else [(state, None)]:
-            name, number, what = [*key.rsplit(":", 2), "", ""][:3] if isinstance(key, str) else ["", "", ""]
-            if what not in ("sum", "count") or not number.isdecimal() or not isinstance(tensor, Tensor):
-                raise ClearheadError(f"{wrong}; got {key!r}.")
-            held = found.setdefault(name, {}).setdefault(int(number), {})
-            held[what] = tensor.detach().to("cpu", torch.float64, copy=True)
-        for name, by_number in found.items():
-            whole = sorted(by_number) == list(range(len(by_number))) and all(len(t) == 2 for t in by_number.values())
-            alike = (t["count"].shape == (*t["sum"].shape[:1], *(1,) * (t["sum"].ndim - 1)) for t in by_number.values())
-            if not whole or not all(alike):
-                raise ClearheadError(f"{wrong}; those of {name!r} are not.")
-        self._of = {}
-        self._sums, self._counts = (
-            {name: [by_number[i][what] for i in sorted(by_number)] for name, by_number in found.items()}
-            for what in ("sum", "count")
-        )
+        try:
+            for key, tensor in state.items():
+                name, number, what = key.rsplit(":", 2)
+                held = found.setdefault(name, {}).setdefault(int(number), {})
+                held[what] = tensor.detach().to("cpu", torch.float64, copy=True)
+            sums, counts = (
+                {name: [by_number[i][what] for i in range(len(by_number))] for name, by_number in found.items()}
+                for what in ("sum", "count")
+            )
+            for total, count in ((a, b) for name in sums for a, b in zip(sums[name], counts[name], strict=True)):
+                count.expand_as(total)
+        except (AttributeError, KeyError, ValueError, RuntimeError) as error:
+            raise ClearheadError(
+                "the state of Means has tensors 'module:number:sum' and …count of each result, alike in shape; got "
+                f"{brief(state)}."
+            ) from error
+        self._of, self._sums, self._counts = {}, sums, counts
 
     def __repr__(self) -> str:
         return f"Means({len(self)} modules)"

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-import torch
-from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, require
 from clearhead.base.output.written import replacing
+from clearhead.base.torch_state.versions import compute_checksum
 from clearhead.models.recordings.attention_call import AttentionCall
 from clearhead.models.recordings.recording_schema import FORMAT, Version, decode_header, encode_header
 
@@ -58,12 +56,3 @@ def read_recording(path: str | Path) -> list[AttentionCall]:
     raise ClearheadError(
         f"the recording in {str(path)!r} has format {written}, and this version reads {FORMAT}: record the model again."
     )
-
-
-def compute_checksum(header: str, tensors: Mapping[str, Tensor]) -> str:
-    """A digest of all that a file holds."""
-    digest = hashlib.sha256(header.encode())
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()

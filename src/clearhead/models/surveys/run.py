@@ -23,7 +23,7 @@ import clearhead
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_count, check_number
 from clearhead.base.torch_state.tensor_kind import has_own_dispatch
-from clearhead.base.torch_state.versions import contents, without_addresses
+from clearhead.base.torch_state.versions import compute_checksum, contents, without_addresses
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.models.interception.refused import validate_model
 from clearhead.models.interception.transformers_private import ORIGIN, named_backend
@@ -78,8 +78,6 @@ def length_of(model: Any, tokenizer: Any, asked_for: int | None) -> int | None:
     validate_model(model, "survey")
     if model.training:
         raise ClearheadError("survey: the model is in training mode, whose dropout is random; call model.eval().")
-    if not callable(tokenizer):
-        raise ClearheadError(f"survey: tokenizer is a {type(tokenizer).__name__}; expected that of the model.")
     most = most_tokens(model)
     if asked_for is None:
         return most
@@ -126,18 +124,12 @@ def _said(reduction: Any) -> str:
     return without_addresses(f"{type(reduction).__qualname__}({each})")
 
 
-@torch.no_grad()
 def _weights(model: nn.Module) -> str:
     """A digest of the weights, without those that only a layer can read: quantised, sharded, or elsewhere."""
-    found, unread = hashlib.sha256(), 0
-    for name, tensor in sorted(model.state_dict().items()):
-        if isinstance(tensor, torch.Tensor):
-            found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(errors="surrogatepass"))
-            if tensor.is_meta or has_own_dispatch(tensor):
-                unread += 1
-                continue
-            found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest() + (f", without {unread} that are not read" if unread else "")
+    every = {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, torch.Tensor)}
+    there = {name: one for name, one in every.items() if not (one.is_meta or has_own_dispatch(one))}
+    unread = [f"{name} {tuple(every[name].shape)}" for name in sorted(every.keys() - there.keys())]
+    return compute_checksum("\n".join(unread), there) + f", without {len(unread)} that are not read" * bool(unread)
 
 
 def bar(total: float, unit: str, done: int = 0, hidden: bool = False) -> Any:
