@@ -214,20 +214,6 @@ def test_an_error_in_an_edit_leaves_all_as_it_was():
     assert len(seen.calls) == 1
 
 
-@pytest.mark.parametrize(
-    "keys", [np.zeros(3, bool), np.zeros(9), [True] * 9, torch.zeros(9, dtype=torch.bool)], ids=str
-)
-def test_keys_that_an_edit_removes_are_checked(keys):
-    class Removing(ch.edits.Edit):
-        def removed(self, spot):
-            return keys
-
-    block = Block()
-    said = r"Removing.removed gave .*; expected bool \(9,\), or None"
-    with pytest.raises(ShapeError, match=said), ch.edit(block, Removing()):
-        block(draw(1, 4, 9, 8))
-
-
 # -------------------------------------------------------------------- engines, sources, reductions, pickles, operator
 
 

@@ -182,7 +182,7 @@ class Probe(Editor):
     @torch.no_grad()
     def effect(self, edits: list[Edit], grads: list[Tensor | None]) -> float:
         """The effect of edits on the number, to first order."""
-        self.edits, self.used, self.places = edits, [False] * len(edits), []
+        self.edits, self.used, self.places = edits, set(), []
         total, moved = 0.0, False
         for met, grad in zip(self.run, grads, strict=True):
             change = self.at(met.call.problem, met.call.spot)

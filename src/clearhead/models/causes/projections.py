@@ -12,7 +12,7 @@ from clearhead.base.output.text import brief, outlined
 from clearhead.base.selected import numbers_of
 from clearhead.explanation.modules.projection import Linear
 from clearhead.models.origins.chain import Places
-from clearhead.models.origins.find import find
+from clearhead.models.origins.find import SIDES, find
 from clearhead.models.origins.ran import check_unwritten, is_plain, layer_of
 from clearhead.models.recordings.attention_call import AttentionCall
 from clearhead.nn.multi_head_attention import MultiHeadAttention
@@ -155,10 +155,7 @@ def _between(module: MultiHeadAttention, side: str) -> tuple[str, ...]:
 
 def projection_of(module: nn.MultiheadAttention, side: str) -> tuple[Tensor, Tensor | None]:
     """The weight (E, in) and the bias of one side of PyTorch's module."""
-    number = ("query", "key", "value").index(side)
-    biases = module.in_proj_bias
+    number, packed, biases = SIDES.index(side), module.in_proj_weight, module.in_proj_bias
+    apart = module.q_proj_weight, module.k_proj_weight, module.v_proj_weight
     bias = None if biases is None else biases.chunk(3)[number]
-    weights = module.in_proj_weight
-    if weights is not None:
-        return weights.chunk(3)[number], bias
-    return (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)[number], bias
+    return apart[number] if packed is None else packed.chunk(3)[number], bias

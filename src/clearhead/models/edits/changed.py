@@ -140,13 +140,8 @@ def gone(edits: Sequence[Edit], spot: Spot) -> np.ndarray:
     """The keys, bool (Lk,), whose weights these edits set to 0 after the softmax."""
     found = np.zeros(len(spot.keys), dtype=bool)
     for one in edits:
-        keys = one.removed(spot)
-        if keys is None:
-            continue
-        if not isinstance(keys, np.ndarray) or keys.dtype != bool or keys.shape != found.shape:
-            got = f"{keys.shape} of {keys.dtype}" if isinstance(keys, np.ndarray) else f"a {type(keys).__name__}"
-            raise ShapeError(f"{type(one).__name__}.removed gave {got}; expected bool {found.shape}, or None.")
-        found |= keys
+        if (keys := one.removed(spot)) is not None:
+            found |= keys
     return found
 
 

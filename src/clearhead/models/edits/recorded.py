@@ -62,13 +62,9 @@ class Edited(NamedTuple):
     value: Tensor | None = None
 
 
+@torch.no_grad()
 def edited(change: Change, score: Score, query: Tensor, uniform: Tensor | None, name: str, values: bool) -> Edited:
-    """The call with its edits. `values`: whether its value is kept beside the weights."""
-    with torch.no_grad(), change.inside:
-        return _edited(change, score, query, uniform, name, values)
-
-
-def _edited(change: Change, score: Score, query: Tensor, uniform: Tensor | None, name: str, values: bool) -> Edited:
+    """The call with its edits, inside of `change.inside`. `values`: whether its value is kept beside the weights."""
     problem, spot = change.problem, change.spot
     sizes = problem.sizes._replace(leading=None)
     found, value = problem._replace(value=None), problem.value
@@ -288,6 +284,7 @@ class RanEdited:
 
 def edited_weights(change: Change, numpy: bool = False, kept: Callable[[Problem], Record] = now) -> Weights:
     """The weights of a call with its edits, (B, H, Lq, Lk). `kept`: `record`, where the weights may be read later."""
-    ran = edited(change, Dot(), change.problem.query, None, "the model", values=False)
+    with change.inside:
+        ran = edited(change, Dot(), change.problem.query, None, "the model", values=False)
     problem = ran.problem._replace(sizes=ran.problem.sizes._replace(leading=None))
     return weights_of(FromRecord(kept(problem), {}, numpy), None, ran.factor)

@@ -267,7 +267,7 @@ class Recorder(ModelHandler):
 
     def _edited(self, call: AttentionCall, change: Change, joins: bool) -> AttentionCall:
         """The call with the changes of an edit. `joins`: its key is of a chain of keys, which no edit changes."""
-        with without_function_modes(), self.inside:  # an edit of the caller's own may compute attention
+        with without_function_modes(), self.inside, change.inside:  # an edit of one's own may compute attention
             ran = edited(change, call.score, call.query, call.uniform, call.name, self._copies_values)
         problem, mask = ran.problem, call.mask
         if problem.visible is not change.problem.visible and problem.spans is not None:
