@@ -181,8 +181,7 @@ def next_token_loss(ids: Integers) -> Metric:
         pairs = words[:, 1:] & words[:, :-1]  # a token after padding is predicted by padding
         if tokens.shape == words.shape and bool((tokens[:, 1:].to(words.device)[~pairs] >= 0).any()):
             raise ClearheadError(
-                "next_token_loss: by the attention mask of the inputs, some of ids are padding or follow padding, and "
-                "their loss would count. Leave them out: "
+                "next_token_loss: some of ids are padding, or follow padding, by the attention mask. Leave them out: "
                 "next_token_loss(ids.masked_fill(attention_mask * attention_mask.roll(1, 1) == 0, -100))."
             )
 

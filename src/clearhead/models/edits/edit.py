@@ -208,12 +208,9 @@ class Editor(ModelHandler):
         if get_mode().backward:  # the call is of a checkpoint, which runs a part of the model again
             name = self.name(call)
             if self.layers.repeats(name):
-                raise UnsupportedError(
-                    f"{name} was called several times in a run, and which of its layers a checkpoint computes again is "
-                    "not known. Train without checkpoints while editing."
-                )
+                raise UnsupportedError(f"{name} was called several times in a run: edit it without checkpoints.")
         site = self.site(call)
-        if not self.meets(site):
+        if not self._of(site):
             return
         problem, without_mask = call.problem, None
         if problem is None:
@@ -222,13 +219,10 @@ class Editor(ModelHandler):
                 problem = call.masks.problem(query, key, call.score, call.sinks, value)
             without_mask = unmasked(query, call.masks.uniform)
         change = self.change(problem, site, call.dropout_p, without_mask)
-        if change is not None:
-            self.accept(change, site.name, call)
-
-    def accept(self, change: Change, name: str, call: InterceptedCall) -> None:
-        """Change a call: see `after`."""
+        if change is None:
+            return
         if call.place is None:
-            raise UnsupportedError(f"{name} computes attention inside a fused layer, where edit() can't change it.")
+            raise UnsupportedError(f"{site.name} computes attention inside a fused layer: edit() can't change it.")
         self.changes += 1
         call.state, call.ran = change, RanEdited(change)
 
@@ -237,10 +231,6 @@ class Editor(ModelHandler):
         if change is None or call.place is None:
             return result
         return with_weights(change, changed(change, call.place, result))
-
-    def meets(self, site: Site) -> bool:
-        """Whether the calls of a layer are looked at."""
-        return bool(self._of(site))
 
     def _of(self, site: Site) -> list[int]:
         """The numbers of the edits that change a layer."""
@@ -311,48 +301,26 @@ def _parts(heads: np.ndarray, rows: np.ndarray) -> Iterator[tuple[tuple[int, ...
                 yield numbers, np.flatnonzero(of_rows).tolist(), (of_rows == among.T).all(1)
 
 
-class CheckpointedPart:
-    """The function of a checkpoint, which runs it again in the backward pass.
-
-    It raises where one of its calls was edited and the edit is over: the gradients would be those of another forward.
-    """
-
-    def __init__(self, editor: Editor, function: Callable[..., Any]) -> None:
-        self._editor, self._function = editor, function
-        self._before, self._edited = editor.changes, False
-
-    def ran(self) -> None:
-        """Note whether a call was edited since the part began."""
-        self._edited = self._edited or self._editor.changes > self._before
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._edited and self._editor.stack.over:
-            raise ClearheadError(
-                "edit: a gradient checkpoint computes layers again in the backward pass, and the `with` of the edit "
-                "has ended, so they would be computed without it.\nCall backward() inside the `with`."
-            )
-        result = self._function(*args, **kwargs)
-        self.ran()
-        return result
-
-
 @contextmanager
 def following_checkpoints(editor: Editor) -> Iterator[None]:
-    """Inside the `with`, the functions of checkpoints are `CheckpointedPart`s."""
+    """Inside the `with`, the function of a checkpoint is replaced by one that raises once the edit is over, if calls
+    were edited since the function began: the gradients would be those of another forward."""
+
+    def guard(function: Callable[..., Any]) -> Callable[..., Any]:
+        before = editor.changes
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if editor.changes > before and editor.stack.over:
+                raise ClearheadError("edit: a checkpoint computes layers again. Call backward() inside the `with`.")
+            return function(*args, **kwargs)
+
+        return run
 
     def reentrant(forward: Callable[..., Any]) -> Callable[..., Any]:
-        def following(ctx: Any, function: Callable[..., Any], *args: Any) -> Any:
-            return forward(ctx, CheckpointedPart(editor, function), *args)
-
-        return following
+        return lambda ctx, function, *args: forward(ctx, guard(function), *args)
 
     def generating(generator: Callable[..., Any]) -> Callable[..., Any]:
-        def following(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Iterator[Any]:
-            part = CheckpointedPart(editor, function)
-            yield from generator(part, *args, **kwargs)  # the function runs between its two steps
-            part.ran()
-
-        return following
+        return lambda function, *args, **kwargs: generator(guard(function), *args, **kwargs)
 
     name = generator_of_checkpoints()
     with replaced(checkpoint.CheckpointFunction, "forward", reentrant), replaced(checkpoint, name, generating):

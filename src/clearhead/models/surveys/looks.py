@@ -19,11 +19,9 @@ from clearhead.models.interception.padding import same_words
 from clearhead.models.origins.ran import Origin
 from clearhead.models.recorder.runs import each_call, writers_of
 from clearhead.models.recordings.attention_call import AttentionCall, norms_of
-from clearhead.models.recordings.means import Means
-from clearhead.models.recordings.reduced import reduced
+from clearhead.models.recordings.reduced import Means, reduced
 from clearhead.models.surveys.batches import Batch
-from clearhead.models.surveys.examples import BatchExamples
-from clearhead.models.surveys.spread import BatchSpread
+from clearhead.models.surveys.examples import BatchExamples, BatchSpread
 from clearhead.problem.words import ALL_WORDS
 
 FEW = 8  # tokens of the run that finds the layer which writes each module's heads

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -29,11 +28,10 @@ from clearhead.models.interception.refused import validate_model
 from clearhead.models.interception.transformers_private import ORIGIN, named_backend
 from clearhead.models.loading import most_tokens, reason
 from clearhead.models.recorder.asked import asked_to_reduce
-from clearhead.models.recordings.means import Means
-from clearhead.models.surveys.batches import WINDOW, Batch, batches
-from clearhead.models.surveys.examples import Examples
+from clearhead.models.recordings.reduced import Means
+from clearhead.models.surveys.batches import Batch, batches
+from clearhead.models.surveys.examples import Examples, Spread
 from clearhead.models.surveys.looks import NAMED, Kept, WordClasses, read
-from clearhead.models.surveys.spread import Spread
 from clearhead.models.surveys.state import Done, State, done
 
 USUAL = ("normalised entropy", "first", "sink", "previous", "distance")
@@ -65,7 +63,7 @@ def rank_of(rank: Any, state: Any) -> tuple[int, int]:
     if rank is None:
         given = [os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")]
         rank = tuple(int(one) if one.isdecimal() else one for one in given)
-    two = isinstance(rank, tuple | list) and len(rank) == 2 and all(type(one) is int for one in rank)
+    two = isinstance(rank, tuple | list) and [type(one) for one in rank] == [int, int]
     if not two or not 0 <= rank[0] < rank[1]:
         raise ClearheadError(f"survey: rank is {rank!r}; expected (number, of how many), such as (0, 2), or None.")
     if rank[1] > 1 and state is None:
@@ -100,7 +98,7 @@ def settings_of(model: nn.Module, kept: Kept, batch: int, max_length: int | None
     named = [column for column in kept.columns[1:] if not column.endswith(" uniform")]
     return {
         "model": type(model).__name__,
-        "configuration": hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest(),
+        "configuration": compute_checksum(json.dumps(said, sort_keys=True, default=str), {}),
         "weights": _weights(model),
         "dtype": ", ".join(types),
         "device": ", ".join(sorted({t.device.type for t in parameters})) or "cpu",
@@ -110,8 +108,6 @@ def settings_of(model: nn.Module, kept: Kept, batch: int, max_length: int | None
         "batch": str(batch),
         "max_length": str(max_length),
         "examples": str(kept.examples),
-        "window": str(WINDOW),
-        "spread": "over texts",
         "clearhead": clearhead.__version__,
         "torch": torch.__version__,
     }

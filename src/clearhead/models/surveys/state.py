@@ -16,7 +16,7 @@ from torch import Tensor
 from clearhead.base.errors import ClearheadError, require
 from clearhead.base.output.written import beside
 from clearhead.base.torch_state.versions import compute_checksum
-from clearhead.models.recordings.means import Means
+from clearhead.models.recordings.reduced import Means
 from clearhead.models.surveys.batches import Batch
 
 HEADER, CHECKSUM = "clearhead survey", "sha256"
@@ -28,7 +28,7 @@ class Done(NamedTuple):
     """The results of a batch: its sums by their names in `Means`, and by module in the order of the calls.
 
     `examples`: the strongest examples by module, see `examples.py`. `ids`: the tokens, int32 (B, L), −1 for padding.
-    `spread`: the moments over the texts by module, see `spread.py`.
+    `spread`: the moments over the texts by module.
     """
 
     texts: int
@@ -82,10 +82,7 @@ class State:
         raw = save(tensors, {HEADER: header, CHECKSUM: compute_checksum(header, tensors)})
         try:
             with beside(path) as part:
-                with part.open("wb") as file:
-                    file.write(raw)
-                    file.flush()
-                    os.fsync(file.fileno())
+                part.write_bytes(raw)
                 try:
                     os.link(part, path)
                 except FileExistsError:

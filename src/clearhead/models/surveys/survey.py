@@ -15,11 +15,10 @@ from clearhead.inspection.reductions.base import Reduction
 from clearhead.models.interception.layers import Layers
 from clearhead.models.interception.modules import Stack
 from clearhead.models.recordings.calls import parts_apart
-from clearhead.models.recordings.means import Means
-from clearhead.models.surveys.examples import Examples
+from clearhead.models.recordings.reduced import Means
+from clearhead.models.surveys.examples import Examples, Spread
 from clearhead.models.surveys.looks import CLASSES, NAMED
 from clearhead.models.surveys.run import surveyed
-from clearhead.models.surveys.spread import Spread
 from clearhead.models.table import Table
 from clearhead.report.heads_page import Statistic, heads_page
 from clearhead.report.layer import About

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -78,11 +79,7 @@ def flows(calls: Sequence[AttentionCall], shown: Sequence[tuple[int, int | None]
     `shown`: for each layer of the page the number of its call, and `flow_of` it.
     """
     groups: dict[tuple[int, str], list[int]] = {}
-    wanted: dict[tuple[int, str], int] = {}
-    for call in calls:
-        if call.kind == "self":
-            at = call.run, call.layer.stack
-            wanted[at] = wanted.get(at, 0) + 1
+    wanted = Counter((call.run, call.layer.stack) for call in calls if call.kind == "self")
     for place, (number, length) in enumerate(shown):
         if length is not None and calls[number].windows_of is None:
             groups.setdefault((calls[number].run, calls[number].layer.stack), []).append(place)
@@ -104,8 +101,7 @@ def effects_of(given: Any) -> list[tuple[Effect, Effects]]:
         if values is None or len(values) != len(one._layers):
             raise ClearheadError(
                 f"view: effects has a {type(one).__name__:.60}; expected a number for each layer and head: a sweep, a "
-                "logit attribution or the differences of two recordings, such as ch.models.sweep(model, make_edit, "
-                "inputs, metric), or a list of these."
+                "logit attribution or the differences of two recordings, or a list of these."
             )
         rows = values.detach().cpu().tolist()
         named = zip(one._layers, rows, strict=True)
