@@ -61,9 +61,8 @@ def measured(model: nn.Module, cells: Sequence[Sequence[Edit]], inputs: Any, met
             edits.append(mine)
     with edit_own(model, edits):
         output = run(model, inputs if len(cells) == 1 else _repeated(inputs, count, len(cells)))
-    if len(cells) == 1:
-        return [float(number_of(metric, output).detach())]
-    return [float(number_of(metric, _split(output, count, len(cells), place)).detach()) for place in range(len(cells))]
+    outputs = [output] if len(cells) == 1 else (_split(output, count, len(cells), n) for n in range(len(cells)))
+    return [float(number_of(metric, one).detach()) for one in outputs]
 
 
 def number_of(metric: Callable[[Any], Any], output: Any) -> Tensor:

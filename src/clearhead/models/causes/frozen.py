@@ -252,10 +252,9 @@ def _linearized(norm: Norm, given: Tensor, result: Tensor) -> Tensor | None:
     do where the layer does not tell its ε.
     """
     x, wanted = given.detach().double(), result.detach().double()
-    weight, bias = (None if t is None else t.detach().to(x) for t in (norm.weight, norm.bias))
-    own = x.new_ones(()) if weight is None else weight
-    factors = [own] if weight is None else [own, 1.0 + own]
-    shift = 0.0 if bias is None else bias
+    weight = x.new_ones(()) if norm.weight is None else norm.weight.detach().to(x)
+    factors = [weight] if norm.weight is None else [weight, 1.0 + weight]
+    shift = 0.0 if norm.bias is None else norm.bias.detach().to(x)
     for centred in (norm.centred, not norm.centred):
         inner = x - x.mean(-1, keepdim=True) if centred else x
         size = (inner.square().mean(-1, keepdim=True) + norm.eps).rsqrt()

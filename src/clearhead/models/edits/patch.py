@@ -103,7 +103,7 @@ class Patch(Edit):
         if self.part != "output":
             factor = self.frozen_factor(spot)
             return output if factor is None else output * factor.unsqueeze(-1).to(output.dtype)
-        known = dict(zip(*self._positions(spot), strict=True))
+        known = self._positions(spot)
         here = [n for n, row in enumerate(spot.rows) if row in known]
         new = output.clone()
         new[:, :, here] = self.source.taken("output", spot, output, [known[spot.rows[n]] for n in here])
@@ -117,8 +117,8 @@ class Patch(Edit):
         rows = [row - spot.queries.start for row in spot.rows]
         return factor[:, spot.heads.start : spot.heads.stop][:, :, rows]
 
-    def _positions(self, spot: Spot) -> tuple[list[int], list[int]]:
-        """The positions of this call that have a partner in the source, and their partners."""
+    def _positions(self, spot: Spot) -> dict[int, int]:
+        """The positions of this call that have a partner in the source, with their partners."""
         places = spot.queries if self.part in ("query", "output") else range(spot.keys.start, spot.newest)
         if self.positions is None:
             length = self.source.length(self.part, spot.site)  # type: ignore[arg-type]
@@ -127,19 +127,16 @@ class Patch(Edit):
                     f"{type(self).__name__}: the source's {self.part} has {length} positions, and this run has "
                     f"{len(places)}. Pass positions=([of this text], [of the source]), as ch.models.match_tokens gives."
                 )
-            both = [place for place in places if place < length]
-            return both, both
-        both = [place for place in places if place in self.positions]
-        return both, [self.positions[place] for place in both]
+            return {place: place for place in places if place < length}
+        return {place: self.positions[place] for place in places if place in self.positions}
 
     def _places(self, spot: Spot) -> tuple[list[int], list[int]]:
         """The chosen places among the rows or the keys of the call, and their positions in the source."""
-        mine, theirs = self._positions(spot)
         by_query = self.part in ("query", "output")
         start, selected = (spot.queries.start, self.queries) if by_query else (spot.keys.start, self.keys)
         total = spot.queries.stop if by_query else spot.newest
         wanted = chosen(selected, range(total), total)
-        pairs = [(place - start, other) for place, other in zip(mine, theirs, strict=True) if wanted[place]]
+        pairs = [(place - start, other) for place, other in self._positions(spot).items() if wanted[place]]
         if self.part in ("query", "key") and self.source.call_of and spot.turner is not None:
             moved = [(place + start, other) for place, other in pairs if place + start != other]
             turned = turned_by(spot.turner) if moved else ""  # it looks at every module

@@ -177,7 +177,7 @@ def _first(problem: Problem, name: str, running: Running) -> int:
     sizes = problem.sizes
     align = sizes.align
     if isinstance(align, Tensor):
-        if align.numel() > 1 and bool((align != align.reshape(-1)[0]).any()):
+        if len(set(align.flatten().tolist())) > 1:
             places = f"queries of {name} stand at the positions {align.tolist()}"
             raise UnsupportedError(f"{places}, and an edit names one for all. Run the sequences one by one.")
         return int(align.reshape(-1)[0])

@@ -43,7 +43,7 @@ from clearhead.models.recorder.layer_notes import Origins, origin_of
 from clearhead.models.recordings.attention_call import AttentionCall, CallContext, CallInputs, CallResult
 from clearhead.models.recordings.cached import alone
 from clearhead.models.recordings.caches import Caches, CallFacts
-from clearhead.models.recordings.call import Outcome, no_key, with_key
+from clearhead.models.recordings.call import Outcome, whole_or_shape, with_key
 from clearhead.models.recordings.equal_keys import comparable
 from clearhead.models.recordings.reduced import ReducedCall, reduced
 from clearhead.problem._recorded import RecordedMask
@@ -191,8 +191,7 @@ class Recorder(ModelHandler):
             with without_function_modes():
                 keys, values = self.caches.add(name, steps, key, value, fresh=given.arguments is not None)
         if joins:
-            whole = keys.tensor() if keys.whole else no_key(keys)
-            record = record._replace(problem=with_key(problem, whole))
+            record = record._replace(problem=with_key(problem, whole_or_shape(keys)))
         origin = given.origin or origin_of(innermost)
         ids, windows = self._tokens(innermost.ids, sizes), self.stack.windows_of(sizes.batch)
         call = AttentionCall(

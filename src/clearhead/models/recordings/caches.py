@@ -273,7 +273,7 @@ class _Newest:
                 continue
             if moved < 0:  # the cache was cropped: the window has moved back, over keys that the newest had dropped
                 mine, offset = self.cached.between(base, last.base + newest.shape[2]), 0
-            pairs = [((0, old), offset)] + [((filled, length), 0)] * (filled < length)
+            pairs = [(0, old, offset)] + [(filled, length, 0)] * (filled < length)
             # where all earlier keys are there, equal keys mean the same sequence. In a window they need not; nor in
             # cross attention of beams, which read one source
             whole = base == 0 and among is None

@@ -27,7 +27,7 @@ from clearhead.models.interception.layers import LayerName
 from clearhead.models.interception.modules import Kind
 from clearhead.models.recordings.attention_call import AttentionCall, CallContext, CallInputs, CallResult
 from clearhead.models.recordings.cached import Cached, Chain, Link
-from clearhead.models.recordings.call import Outcome, no_key
+from clearhead.models.recordings.call import Outcome, whole_or_shape
 from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.checked import checked
 from clearhead.problem.problem import make_problem
@@ -298,7 +298,7 @@ def _find_cached(index: CachedIndex, chains: Sequence[Chain], shape: str, name: 
     if chain >= len(chains) or number >= len(chains[chain].links):
         raise ValueError(f"{name} is {index}; expected the number of a chain and of one of its links")
     found = Cached(chains[chain], number)
-    TensorSpec(shape).validate(no_key(found), name, sizes)
+    TensorSpec(shape).validate(whole_or_shape(found), name, sizes)
     return found
 
 
@@ -314,7 +314,7 @@ def _make_call(entry: CallEntry, chains: Sequence[Chain], name: str) -> Attentio
     score = Dot(entry.scale, entry.softcap)
     problem = make_problem(
         entry.query if entry.uniform is None else entry.query.masked_fill(entry.uniform, 0.0),
-        key.tensor() if key.whole else no_key(key),
+        whole_or_shape(key),
         score=score,
         sinks=entry.sinks,
         align=entry.align.tensor if isinstance(entry.align, PositionsEntry) else entry.align,

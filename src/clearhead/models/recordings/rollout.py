@@ -47,8 +47,7 @@ def rollout(
         parts = []
         for first in range(0, len(rows), COLUMNS):
             some = torch.tensor(rows[first : first + COLUMNS], device=device)
-            own = F.one_hot(some, length).to(calls[0].weights.dtype)
-            own = own.expand(batch, -1, -1)
+            own = F.one_hot(some, length).to(calls[0].weights.dtype).expand(batch, -1, -1)
             parts.append(_by_gradients(calls, own) if gradients else _rolled(calls, own, share))
     return torch.cat(parts, 1)
 

@@ -71,7 +71,7 @@ def rank_of(rank: Any, state: Any) -> tuple[int, int]:
     return rank[0], rank[1]
 
 
-def length_of(model: Any, tokenizer: Any, asked_for: int | None) -> int | None:
+def length_of(model: Any, asked_for: int | None) -> int | None:
     """The largest number of tokens of a text; None for any number."""
     validate_model(model, "survey")
     if model.training:
@@ -156,7 +156,7 @@ def surveyed(
     number, ranks = rank_of(rank, state)
     check_count(batch, 1, "survey: batch")
     check_number(wait, "survey: wait")
-    length = length_of(model, tokenizer, max_length)
+    length = length_of(model, max_length)
     settings = settings_of(model, kept, batch, length)
     files = None if state is None else State(state, settings)
     means, counts, digests, strongest = Means(), [0, 0, 0], [], Examples(kept.measures, kept.examples)
