@@ -155,7 +155,7 @@ def _of_groups(value: Tensor | None, problem: Problem, name: str) -> Tensor:
     assert value is not None
     grouped = value.unflatten(1, (-1, problem.groups))  # type: ignore[no-untyped-call]
     if not torch.equal(grouped, grouped[:, :, :1].expand_as(grouped)):
-        raise UnsupportedError(f"{name}: an edit replaces the value of some query heads that share one: edit them all.")
+        raise UnsupportedError(f"{name}: an edit replaces a value that other query heads share: edit these heads too.")
     return copied(grouped[:, :, 0])
 
 
@@ -238,8 +238,8 @@ def with_weights(change: Change, result: Any) -> Any:
             new[sequences, run].index_copy_(2, rows, weights)
         if given.shape in (mean, mean[1:]):  # with one head, the weights and their mean are the same
             plain = change.problem._replace(value=None, sizes=change.problem.sizes._replace(leading=None))
-            new = torch.where(inside, new, Weights(FromRecord(now(plain), {})).dense(None)).mean(1)
-            inside = inside.any(1)
+            moved = torch.where(inside, new - Weights(FromRecord(now(plain), {})).dense(None), 0.0).mean(1)
+            new, inside = given.view(moved.shape) + moved.to(given.dtype), inside.any(1)
     found = torch.where(inside, new.to(given.dtype), given.view(new.shape))
     return (result[0], found.view(given.shape), *result[2:])
 

@@ -51,10 +51,12 @@ def explain_call(call: AttentionCall, at: Any, tokens: Any, source_tokens: Any) 
         key, value = call.cached_key, call.cached_value or call.cached_key
         shapes = {"query": tuple(call.query.shape), "key": tuple(key.shape), "value": tuple(value.shape)}
         said = f"The {call.kind}-attention of {call.name}, computed by {call.backend}.\n\n"
-        if call.factor is not None and bool(call.factor[shown.region.sides[:3]].ne(1).any()):
+        if call.factor is not None and bool((factor := call.factor[shown.region.sides[:3]]).ne(1).any()):
+            low, high = number(float(factor.min())), number(float(factor.max()))
+            times = low if low == high else f"{low} … {high}"
             said += (
-                "An edit multiplied the weights of these queries after the softmax, by call.factor. The steps do not "
-                "show this: the weights and the output below are those before the edit.\n\n"
+                f"An edit multiplied the weights of these queries after the softmax, by {times}. The steps do not show "
+                "this: the weights and the output below are those before the edit.\n\n"
             )
         title = "Inputs, as the model gave them to attention"
         if len(made.steps) > len(inputs):
