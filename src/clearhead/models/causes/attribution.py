@@ -212,9 +212,8 @@ def _answers_of(given: Any) -> Tensor | None:
 def _asked(given: dict[str, Any], several: dict[str, Tensor]) -> list[dict[str, Any]]:
     """The arguments of each answer. `several`: those that have more than one, (B or 1, K)."""
     shapes = {name: tuple(numbers.shape) for name, numbers in several.items()}
-    if len({shape[1:] for shape in shapes.values()}) > 1 or any(
-        len(shape) > 2 or 0 in shape for shape in shapes.values()
-    ):
+    wrong = any(len(shape) > 2 or 0 in shape for shape in shapes.values())
+    if wrong or len({shape[1:] for shape in shapes.values()}) > 1:
         raise ShapeError(
             f"logit_attribution: several answers have the shapes {shapes}; expected (B, K) or (1, K), one K from 1 on."
         )

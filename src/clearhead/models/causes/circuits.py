@@ -143,17 +143,9 @@ class Circuits:
                         f"{through} from {right.shape[-1]}, which are not the residual stream."
                     )
                 found = _composed(left, right, out, into)
-                rows += Table(
-                    {
-                        "layer": mine.column,
-                        "head": h,
-                        "with layer": other.column,
-                        "with head": g,
-                        "composition": float(found[h, g]),
-                    }
-                    for h in range(later.heads)
-                    for g in range(earlier.heads)
-                )
+                for head, numbers in enumerate(found.tolist()):
+                    row = {"layer": mine.column, "head": head, "with layer": other.column}
+                    rows += Table.of(row, {"with head": range(len(numbers)), "composition": numbers})
         return Table(sorted(rows, key=lambda row: -row["composition"]))
 
     def _of(self, layer: Any) -> Sides:

@@ -168,9 +168,8 @@ class Recorder(ModelHandler):
         value = given.value if self._copies_values else None
         change = self._change(given, site, record.problem, unmasked(query, uniform))
         backend = NAME if given.backend == MASKED else given.backend
-        problem = record.problem
+        problem, name, kind = record.problem, site.name, site.kind
         sizes = problem.sizes
-        name, kind = site.name, site.kind
         in_use = sizes.keys if kind == "cross" else filled(problem, uniform, innermost)
         padding = padding_of(innermost.told, kind, problem, uniform, in_use)
         if self.padding is not None and fits(self.padding, kind, sizes):

@@ -202,10 +202,8 @@ def roles(calls: Sequence[tuple[str, str]]) -> list[str]:
             break
         stack.append(parts[0])
 
-    def role(name: str, kind: str) -> str:
-        return "cross" if kind == "cross" else "decoder" if name.split(".")[: len(stack)] == stack else "encoder"
-
-    return [role(name, kind) for name, kind in calls]
+    own = {name: "decoder" if name.split(".")[: len(stack)] == stack else "encoder" for name, _ in calls}
+    return ["cross" if kind == "cross" else own[name] for name, kind in calls]
 
 
 def _steps(call: AttentionCall, rows: Shown, answer: int | None) -> dict[str, Any]:
