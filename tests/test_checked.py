@@ -5,7 +5,6 @@ refused in words where it does not fit; and the kernels' binding refuses the res
 import pickle
 
 import malformed
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
