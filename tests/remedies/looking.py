@@ -624,7 +624,7 @@ def step(x):
     ),
     case(
         "warned(lambda: pooled(False))",
-        ("call a module of the model there", "pooled('module') # @", "soft(q, q, five)"),
+        ("call a module of it in these threads", "pooled('module') # @", "soft(q, q, five)"),
         ("run it in one thread", "pooled('one') # @", "soft(q, q, five)"),
         setup="""
 from concurrent.futures import ThreadPoolExecutor
