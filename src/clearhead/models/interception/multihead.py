@@ -166,4 +166,5 @@ def read_layer(
 
 def _heads(projected: Tensor, heads: int) -> Tensor:
     """A tensor (B, L, E) as (B, H, L, E / H)."""
-    return projected.unflatten(-1, (heads, -1)).transpose(1, 2)  # type: ignore[no-untyped-call]
+    by_head: Tensor = projected.unflatten(-1, (heads, -1))  # type: ignore[no-untyped-call]
+    return by_head.transpose(1, 2)
