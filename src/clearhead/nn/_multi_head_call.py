@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, ShapeError
@@ -142,8 +143,14 @@ class MultiHeadCall:
             at, key_at = self.packed.look_up("query", at), self.packed.look_up("key", key_at)
         if isinstance(past, Tensor) and q.shape[0] == 1:  # one query for sequences of unequal lengths
             q = q.expand(k.shape[0], -1, -1, -1)
-        if self.is_plain and at is None and key_at is None and q.shape[2] == k.shape[2]:
-            table = rotary._find_rows(q, past) if type(rotary) is RotaryEmbedding else None
+        is_simple = self.is_plain and at is None and key_at is None and q.shape[2] == k.shape[2]
+        if is_simple and type(rotary) is RotaryEmbedding:
+            held = past if self.cache is None or self.cache._state is None else self.cache._state.length
+            table = rotary._find_rows(q, past, held + k.shape[2])
+            if table is not None and k.shape[2] == 1:  # few numbers: one turn takes less time than two
+                both = rotary._rotate(torch.cat([q, k], 1), table)
+                self.q, self.k = both[:, : q.shape[1]], both[:, q.shape[1] :]
+                return
             if table is not None:
                 self.q, self.k = rotary._rotate(q, table), rotary._rotate(k, table)
                 return
