@@ -199,7 +199,8 @@ class MultiHeadCall:
         # whether no part that the module was given, and no hook, may hold the queries and keys
         norms = type(module.query_norm) in _options.NORMS_OR_NONE and type(module.key_norm) in _options.NORMS_OR_NONE
         layers = self.is_plain or (_heads.is_plain_linear(module.W_q) and _heads.is_plain_linear(module.W_k))
-        is_fresh = norms and layers and (module.rotary is None or isinstance(module.rotary, RotaryEmbedding))
+        rotary = module.rotary
+        is_fresh = norms and layers and (rotary is None or isinstance(rotary, RotaryEmbedding))
         found: Tensor = module._attend(
             self.q, self.k, self.v, score=self.score, mask=self.mask, bias=self.bias, scale=self.scale,
             sinks=module.sinks, align=self.align, dropout_p=module.dropout if module.training else 0.0,

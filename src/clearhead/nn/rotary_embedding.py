@@ -105,7 +105,7 @@ class RotaryEmbedding(Tabled):
             return None
         length = x.shape[-2]
         at = offset if length == 1 else (offset[:, None] + torch.arange(length, device="cpu")).flatten()
-        return table.index_select(0, at.to(x.device)).view(len(offset), 1, length, table.shape[1])
+        return table.index_select(0, at.to(x.device)).view(offset.shape[0], 1, length, table.shape[1])
 
     def _settings(self) -> tuple[Any, ...] | None:
         by_length = self.scaling is not None and self.scaling.by_length
