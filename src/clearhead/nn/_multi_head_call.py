@@ -145,8 +145,9 @@ class MultiHeadCall:
             q = q.expand(k.shape[0], -1, -1, -1)
         is_simple = self.is_plain and at is None and key_at is None and q.shape[2] == k.shape[2]
         if is_simple and type(rotary) is RotaryEmbedding:
-            held = past if self.cache is None or self.cache._state is None else self.cache._state.length
-            table = rotary._find_rows(q, past, held + k.shape[2])
+            state = None if self.cache is None else self.cache._state
+            end = k.shape[2] if state is None else state.length + k.shape[2]
+            table = rotary._find_rows(q, past, end)
             if table is not None and k.shape[2] == 1:  # few numbers: one turn takes less time than two
                 both = rotary._rotate(torch.cat([q, k], 1), table)
                 self.q, self.k = both[:, : q.shape[1]], both[:, q.shape[1] :]
