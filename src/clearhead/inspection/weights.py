@@ -16,7 +16,6 @@ from clearhead.base.keyword_hints import raise_unknown_keywords
 from clearhead.base.output.pictures import Axes, Colormap, Side, Style, check_style, draw
 from clearhead.base.shapes import AlignLike, Sizes, refuse_fakes
 from clearhead.base.torch_state.contexts import without_autocast
-from clearhead.base.torch_state.tensor_kind import is_on_host
 from clearhead.biases.base import BiasLike
 from clearhead.engines.base import Engine
 from clearhead.engines.choose import choose
@@ -45,6 +44,7 @@ from clearhead.problem.problem import Problem
 from clearhead.problem.region import Region
 from clearhead.problem.regions import cut
 from clearhead.problem.summary import Summary
+from clearhead.problem.visible import finite_unseen
 
 R1 = TypeVar("R1")
 R2 = TypeVar("R2")
@@ -126,14 +126,22 @@ class Weights(LazyMatrix[ArrayT]):
             self._known["guarded"] = guard(problem)
         return cast(Problem, self._known["guarded"])
 
+    @property
+    def _finite_unseen(self) -> Problem:
+        """The problem with finite numbers where no query sees a key, for raw scores."""
+        problem = self.problem
+        if "finite unseen" not in self._known:
+            visible = problem.visible
+            is_finite = visible is None or finite_unseen(visible, problem.query, problem.key)
+            self._known["finite unseen"] = problem if is_finite else zero_unseen(problem, only_not_finite=True)
+        return cast(Problem, self._known["finite unseen"])
+
     def _of_heads(self, heads: Heads) -> Weights[ArrayT]:
         return type(self)(DerivedSource(self._source, heads.of), self._asked)
 
     def scores(self, index: Index = ...) -> ArrayT:
         """The raw scores at an index, before mask and bias: `score(query, key)[index]`."""
-        whole = self.problem
-        if not is_on_host(whole.query):  # `make_problem` has done it on the host
-            whole = zero_unseen(whole, only_not_finite=True)
+        whole = self._finite_unseen
 
         def tile(batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
             with without_autocast(whole.sizes.device):

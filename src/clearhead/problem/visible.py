@@ -69,7 +69,7 @@ def resolve(mask: Mask, sizes: Sizes, as_written: bool, mode: Mode = CURRENT) ->
     if type(mask) is HeldKeys and sizes.device.type == "cpu" and mode.eager:
         stop, nothing = mask.valid_lens.view(-1, 1, 1), not all(mask.ends) or not sizes.queries
         unseen: Unseen = "inside" if nothing else "none" if min(mask.ends) == sizes.keys else "outside"
-        edges = stop.numpy()
+        edges = np.array(mask.ends, np.int64).reshape(-1, 1, 1)
         memo = Memo({"inside all": (0, min(mask.ends, default=0))})
         return Visible(Spans(_ZERO, stop), (np.zeros(edges.shape, np.int64), edges), unseen, memo)
     signature = None if mode.traced or isinstance(sizes.align, Tensor) else mask.signature()

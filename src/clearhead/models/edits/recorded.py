@@ -38,6 +38,7 @@ from clearhead.models.edits.spot import of_weights, without_keys
 from clearhead.models.interception.choice import runs_of
 from clearhead.models.recordings.weights import weights_of
 from clearhead.problem._recorded import RecordedMask
+from clearhead.problem.guard import zero_unseen
 from clearhead.problem.problem import Problem
 from clearhead.problem.record import EVERY, Record, copied, now, record
 from clearhead.problem.region import Region
@@ -170,7 +171,7 @@ def _another_query(score: Score, one: Problem, other: Problem) -> bool:
 
 def _scores(problem: Problem) -> Tensor:
     """The scores of all pairs before the softmax, with the bias."""
-    problem = problem._replace(visible=None)
+    problem = zero_unseen(problem, only_not_finite=True)._replace(visible=None)
     return choose(problem, None).scores(problem)
 
 
