@@ -5,7 +5,6 @@ refused in words where it does not fit; and the kernels' binding refuses the res
 import pickle
 
 import malformed
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -212,20 +211,6 @@ def test_an_error_in_an_edit_leaves_all_as_it_was():
     with ch.watch(block) as seen:
         block(x)
     assert len(seen.calls) == 1
-
-
-@pytest.mark.parametrize(
-    "keys", [np.zeros(3, bool), np.zeros(9), [True] * 9, torch.zeros(9, dtype=torch.bool)], ids=str
-)
-def test_keys_that_an_edit_removes_are_checked(keys):
-    class Removing(ch.edits.Edit):
-        def removed(self, spot):
-            return keys
-
-    block = Block()
-    said = r"Removing.removed gave .*; expected bool \(9,\), or None"
-    with pytest.raises(ShapeError, match=said), ch.edit(block, Removing()):
-        block(draw(1, 4, 9, 8))
 
 
 # -------------------------------------------------------------------- engines, sources, reductions, pickles, operator

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 from drawn import draw
+from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointError, checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import clearhead as ch
@@ -234,6 +235,13 @@ def test_a_dispatch_mode_changes_nothing(dtype, mask, when):
             found.append((output, *torch.autograd.grad(output.sin().sum(), given)))
     for got, want in zip(*found, strict=True):
         assert torch.equal(got, want)
+
+
+def test_a_checkpoint_that_runs_again_by_another_function_is_an_error():
+    """In forward mode another function computes the call: its saved tensors are not those of the first run."""
+    output = checkpoint(ch.attention, *inputs(16), use_reentrant=False)
+    with forward_ad.dual_level(), pytest.raises(CheckpointError):
+        output.sum().backward()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

@@ -5,8 +5,8 @@ from ranks.processes import on_ranks
 
 REFUSED = {
     "no partial": "takes the result of partial()", "number": "takes a process group", "gradient": "no gradients",
-    "values": "differ between ranks", "many": "differ between ranks",
-    "shapes": "differ between ranks", "dtypes": "differ between ranks", "after": "(1, 2, 1, 8)",
+    "values": "dtype of the output differs", "many": "the shape of the output differs",
+    "shapes": "the shape of the output differs", "dtypes": "dtype of the output differs", "after": "(1, 2, 1, 8)",
 }  # fmt: skip
 
 

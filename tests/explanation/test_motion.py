@@ -43,7 +43,7 @@ def play(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
     everything: list[Opened] = []
 
     def open_one(motion: Motion, less: bool = True, **context: Any) -> Opened:
-        path = write_page(tmp_path / f"motion{len(everything)}.html", motion.html())
+        path = write_page(tmp_path / f"motion{len(everything)}.html", [motion.html()])
         opened: Opened = browser.open(path, Opened, **context)
         opened.page.emulate_media(reduced_motion="reduce" if less else "no-preference")
         everything.append(opened)

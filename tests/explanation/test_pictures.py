@@ -21,7 +21,7 @@ def test_a_picture_holds_the_numbers_of_the_step():
     assert words == ["query 0", "query 1", "query 2"]
 
 
-def test_each_head_has_a_picture_and_what_is_masked_is_white():
+def test_each_head_has_a_picture_and_what_is_masked_is_hatched():
     x = draw(1, 2, 4, 4)
     axes = ch.explain(x, x, x, mask=ch.Causal()).plot("masked")
     assert [axis.get_title() for axis in axes] == ["masked, head 0", "masked, head 1"]

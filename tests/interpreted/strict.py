@@ -87,6 +87,7 @@ def install() -> None:
         builder.create_dot,
         builder.set_grid_idx,
     )
+    binary = builder.binary_op
     call, arguments, patch = executor.__call__, executor._init_args_hst, interpreter._patch_lang
 
     def strict_load(self: Any, pointers: Any, mask: Any, other: Any, *rest: Any) -> Any:
@@ -120,6 +121,13 @@ def install() -> None:
         if x.data.dtype == np.float32 and name.startswith("tf32") and "x3" not in name:
             x, y = (interpreter.TensorHandle(_high(side.data), side.dtype) for side in (x, y))
         return dot(self, x, y, acc, precision, *rest)
+
+    def typed_binary(self: Any, x: Any, y: Any, operation: Any) -> Any:
+        """Triton 3.9 gives a comparison the type of its operands, by which it then spreads a number as int32."""
+        found = binary(self, x, y, operation)
+        if found.data.dtype == np.bool_:
+            found.dtype = language.int1
+        return found
 
     def barrier(self: Any) -> None:
         running[-1].fresh = []
@@ -157,6 +165,7 @@ def install() -> None:
     interpreter._patch_lang = patch_once
     builder.create_masked_load, builder.create_masked_store = strict_load, strict_store
     builder.create_dot, builder.create_barrier, builder.set_grid_idx = strict_dot, barrier, strict_index
+    builder.binary_op = typed_binary
     builder.create_minnumf = lambda self, x, y: self.binary_op(x, y, np.fmin)
     builder.create_maxnumf = lambda self, x, y: self.binary_op(x, y, np.fmax)
     executor._init_args_hst, executor.__call__ = strict_arguments, strict_call

@@ -21,7 +21,7 @@ from moving import drawn, expected
 from torch.nn import functional as F
 
 import clearhead as ch
-from clearhead.base.output.pages import style, write_page
+from clearhead.base.output.pages import bundled, write_page
 from clearhead.explanation.motion import Motion
 
 DIAGRAMS = (diagrams.scaled_dot_product, diagrams.additive, diagrams.multi_head, diagrams.encoder_decoder)
@@ -237,8 +237,8 @@ def test_no_word_is_outside_or_on_another(made: dict[str, Motion], browser: Any,
     """In every frame of every motion, and in every diagram."""
     pictures = [picture.svg(words) for motion in made.values() for words, picture in motion.frames]
     pictures += [make()._repr_html_() for make in DIAGRAMS]
-    page = f"<!doctype html><style>{style('motion')}</style><body>{''.join(pictures)}"
-    path = write_page(tmp_path / "all.html", page)
+    page = f"<!doctype html><style>{bundled('motion.css')}</style><body>{''.join(pictures)}"
+    path = write_page(tmp_path / "all.html", [page])
     opened = browser.open(path, Opened, viewport={"width": 390, "height": 800})
     assert opened.page.locator("svg").count() == len(pictures) > 60
     assert opened.page.evaluate(READ) == []
@@ -248,7 +248,7 @@ def test_no_word_is_outside_or_on_another(made: dict[str, Motion], browser: Any,
 @pytest.mark.parametrize("name", MOTIONS)
 def test_the_page_shows_the_frames(name: str, made: dict[str, Motion], browser: Any, tmp_path: Path) -> None:
     motion = made[name]
-    path = write_page(tmp_path / "motion.html", motion.html())
+    path = write_page(tmp_path / "motion.html", [motion.html()])
     opened = browser.open(path, Opened, viewport={"width": 390, "height": 800})
     assert drawn(opened.page) == expected(motion, 0)
     opened.page.keyboard.press("End")

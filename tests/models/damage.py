@@ -20,7 +20,8 @@ import torch.nn.functional as F
 from safetensors.torch import load
 
 import clearhead as ch
-from clearhead.models.recordings.recording_file import CHECKSUM, HEADER, compute_checksum
+from clearhead.base.torch_state.versions import compute_checksum
+from clearhead.models.recordings.recording_file import CHECKSUM, HEADER
 
 ROOM = 1 << 30  # bytes of memory above those that the process has: a length of 10^15 asks for more
 VALUES = [None, True, False, -1, 0, 1, 2, 3, 7, 1.5, -0.5, 1e308, 10**6, 2**31, 10**12, 10**15, 2**63, 10**400]

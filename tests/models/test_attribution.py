@@ -149,7 +149,7 @@ def test_parts_that_do_not_add_up_are_told(kind: Any) -> None:
     texts = [str(one.message) for one in said if "logit_attribution" in str(one.message)]
     assert len(texts) == (name is not None)
     if name is not None:
-        assert f"computes {name} of what the residual stream holds" in texts[0] and said[0].filename == __file__
+        assert f"computes {name}, " in texts[0] and said[0].filename == __file__
 
 
 class Ends(nn.Module):

@@ -281,7 +281,8 @@ def test_a_backward_pass_after_the_with(reentrant, kind):
             called = functools.partial(model, use_cache=False)
             return checkpoint(lambda x: called(inputs_embeds=x)[0], given, use_reentrant=reentrant).square().sum()
         if checkpointed and kind == "own checkpoints":
-            x = model(inputs_embeds=given, use_cache=False)[0]
+            before = checkpoint(torch.sin, given, use_reentrant=reentrant)
+            x = model(inputs_embeds=before, use_cache=False)[0]
             return x.square().sum() + checkpoint(torch.sin, x, use_reentrant=reentrant).sum()
         return model(inputs_embeds=given, use_cache=False)[0].square().sum()
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from drawn import draw
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import clearhead as ch
 
@@ -357,3 +358,23 @@ def test_padding_of_self_attention_whose_inputs_are_equal_views():
     for head, row in enumerate(seen.table()[:2]):
         own = torch.cat([weights[i, head].diagonal()[~hidden[i]] for i in range(2)])
         assert row["itself"] == pytest.approx(float(own.mean()), abs=1e-6)
+
+
+@pytest.mark.parametrize("recorded", [ch.watch, ch.models.monitor])
+def test_a_checkpoint_runs_again_what_ran_before(recorded):
+    layer, x = nn.TransformerEncoderLayer(16, 4, 16, 0.0, batch_first=True), draw(2, 6, 16).requires_grad_()
+
+    def gradient():
+        return torch.autograd.grad(checkpoint(layer, x, use_reentrant=False).square().sum(), x)[0]
+
+    expected = gradient()
+    with recorded(layer):
+        assert torch.equal(gradient(), expected)
+
+
+def test_an_empty_batch():
+    module, x = multihead(batch_first=True), torch.rand(0, 6, 16)
+    masks = {"key_padding_mask": torch.zeros(0, 6).bool(), "attn_mask": torch.zeros(0, 6, 6).bool()}
+    with ch.watch(module, gradients=True) as seen, ch.edit(module, ch.edits.ScaleHeads(heads=1)):
+        module(x, x, x, **masks)[0].sum().backward()
+    assert seen[0].weights.dense().shape == seen[0].gradients.dense().shape == (0, 4, 6, 6)

@@ -67,7 +67,7 @@ MASKS = [
         "the last word counts as padding",
         "test_masks.py",
     ),
-    Mutant("masks/padding.py", "if not hull.holes:", "if True:", "padding inside a sequence is seen", "test_masks.py"),
+    Mutant("masks/padding.py", "if whole:", "if True:", "padding inside a sequence is seen", "test_masks.py"),
     Mutant(
         "masks/documents.py",
         "        if extents.together:\n",
@@ -98,8 +98,8 @@ MASKS = [
     ),
     Mutant(
         "masks/combined.py",
-        "return values[0] | values[1]",
-        "return values[0] & values[1]",
+        "staticmethod(or_)",
+        "staticmethod(and_)",
         "| of masks with residuals is &",
         "test_masks.py",
     ),

@@ -117,11 +117,6 @@ CASES = [
             "ch.models.@.qk(1, 0).dense()",
             "second.q_proj.weight[:8].T @ second.k_proj.weight[:8]",
         ),
-        (
-            "watch(model, values=True)",
-            "ch.models.circuits(watched(ch.@)).qk(1, 0).dense()",
-            "second.q_proj.weight[:8].T @ second.k_proj.weight[:8]",
-        ),
         setup=SETUP
         + "model, inputs = one, IDS\n"
         + "def watched(watching):\n    with torch.no_grad(), watching as found:\n        one(IDS)\n    return found\n"
@@ -166,7 +161,7 @@ CASES = [
     ),
     case(
         "three.grid('head', 'position')",
-        ('grid("head", "position", layer=0)', "torch.from_numpy(three.@[0])", "first_layer.view(2, 3)"),
+        ("layer=0", "torch.from_numpy(three.grid('head', 'position', @)[0])", "first_layer.view(2, 3)"),
         setup=SETUP
         + "rows, columns = 'head', 'position'\n"
         + "cut = lambda layer, head, position: ch.edits.Ablate(layer, head, queries=position)\n"
@@ -338,9 +333,8 @@ CASES = [
     case(
         "patched(shifted(), part='key', positions=(range(5), range(1, 6)))",
         ("part='value'", "patched(shifted(), layers=0, positions=(range(5), range(1, 6)), @)", "whole()"),
-        ("texts whose words stand at equal positions", "patched(seen(), part='key') # @", "whole()"),
         (
-            "a tensor (B, H, L, E) as the source, turned for the positions of this text",
+            "a tensor (B, H, L, E), turned for the positions of this text",
             "patched(seen()[0].key, layers=0, part='key', positions=(range(5), range(5))) # @",
             "whole()",
         ),

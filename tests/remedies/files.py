@@ -244,18 +244,19 @@ def without_package(call):
         + """
 def unwritten(again=False):
     from clearhead.models.surveys import state as _state
-    original, count = _state.os.fsync, iter(range(9))
-    def full(file):
+    original, count = _state.Path.write_bytes, iter(range(9))
+    def full(path, data):
         if next(count) == 1:
             raise OSError(28, 'No space left on device')
-    _state.os.fsync = full
+        return original(path, data)
+    _state.Path.write_bytes = full
     try:
         return entropies(state=T + '/own')
     except ValueError:
         if not again:
             raise
     finally:
-        _state.os.fsync = original
+        _state.Path.write_bytes = original
     return entropies(state=T + '/own')
 """,
     ),

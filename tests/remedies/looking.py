@@ -315,11 +315,6 @@ def expected():
     ),
     case(
         "ch.explain(q, q, q).plot('query', ax=fresh())",
-        (
-            "explain(..., at=...)",
-            "drawn((lambda explain: @)(lambda some, at: ch.explain(q, q, q, at=(0, 0))).plot('query', ax=fresh()))",
-            DRAWN,
-        ),
         ("pass no ax", "drawn(ch.explain(q, q, q).plot('query')) # @", DRAWN),
         setup=FRESH,
     ),
@@ -629,7 +624,7 @@ def step(x):
     ),
     case(
         "warned(lambda: pooled(False))",
-        ("call a module of the model there", "pooled('module') # @", "soft(q, q, five)"),
+        ("call a module of it in these threads", "pooled('module') # @", "soft(q, q, five)"),
         ("run it in one thread", "pooled('one') # @", "soft(q, q, five)"),
         setup="""
 from concurrent.futures import ThreadPoolExecutor

@@ -347,22 +347,15 @@ def ours():
     case(
         "looked(lambda problem: times(problem, next(factors)))",
         (
-            "drawn once",
+            "Draw random numbers once",
             "looked(lambda problem, factor=next(factors): times(problem, factor)) # @",
             "soft(2 * q, q, five)",
-        ),
-        (
-            "a generator that it seeds",
-            "looked(lambda problem: times(problem, drawn())) # @",
-            "soft(drawn() * q, q, five)",
         ),
         ("look at the model outside of the edit's `with`", "watched()[0].weights[:] # @", "soft(q, q, five)"),
         setup=OWN
         + """
 import itertools
 factors = itertools.count(2)
-def drawn():
-    return 1 + float(torch.rand((), generator=torch.Generator().manual_seed(0)))
 def times(problem, factor):
     return problem._replace(scores=problem.scores._replace(scale=factor * problem.scores.scale))
 def looked(change):

@@ -779,15 +779,6 @@ CASES = [
         ),
     ),
     case(
-        "ch.weights(x, x).reduce(ch.reductions.Mass(groups))",
-        (
-            "groups.to_dense()",
-            "ch.weights(x, x).reduce(ch.reductions.Mass(@))",
-            "torch.stack([soft(x, x)[..., :2].sum(-1), soft(x, x)[..., 2:].sum(-1)], -1)",
-        ),
-        setup="groups = torch.tensor([0, 0, 1, 1]).to_sparse()",
-    ),
-    case(
         "freed(lambda tensor: tensor)",
         ("tensor.clone()", "freed(lambda tensor: @)", "plain(x, x, x)"),
         setup="def freed(given):\n    whole = x.clone()\n    part = given(whole)\n    whole.untyped_storage().resize_(0)\n    return ch.attention(x, x, part)",
@@ -960,12 +951,12 @@ CASES = [
     ),
     case(
         "warned(lambda: monitored(Linear()))",
-        ("torch.nn.functional.scaled_dot_product_attention", "monitored(Block().train())", "torch.tensor(1)"),
+        ("scaled_dot_product_attention", "monitored(Block().train())", "torch.tensor(1)"),
         setup="Linear = lambda: torch.nn.Linear(8, 8).train()\ndef monitored(model):\n    with ch.models.monitor(model) as seen:\n        model(q)\n    return torch.tensor(seen.steps)",
     ),
     case(
         "seen(torch.nn.Linear(8, 8))",
-        ("torch.nn.functional.scaled_dot_product_attention", "seen(Block()) # @", "soft(q, q, five)"),
+        ("scaled_dot_product_attention", "seen(Block()) # @", "soft(q, q, five)"),
         setup="def seen(model):\n    with ch.watch(model) as found:\n        model(q)\n    return found[0].weights.dense()",
     ),
     case(

@@ -64,12 +64,13 @@ def test_a_clone_without_node_is_told_what_to_install(copy: Path) -> None:
 
 @pytest.mark.parametrize("name", ("report", "survey", "outside", "explanation", "motion"))
 def test_no_style_can_end_its_element(name: str) -> None:
-    assert len(pages.style(name)) > 100 and "</style" not in pages.style(name).lower()
+    style = pages.bundled(f"{name}.css")
+    assert len(style) > 100 and "</style" not in style.lower()
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_no_program_can_end_its_element(name: str) -> None:
-    program = pages.program(name)
+    program = pages.bundled(f"{name}.js")
     assert len(program) > 200 and not re.search(r"</script|<script|<!--|\r", program, re.IGNORECASE)
 
 

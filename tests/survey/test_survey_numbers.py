@@ -221,7 +221,7 @@ def test_few_texts_and_modules_that_attend_several_times():
 
 
 def test_a_small_spread_beside_a_large_mean_keeps_its_digits():
-    from clearhead.models.surveys.spread import BatchSpread, Spread
+    from clearhead.models.surveys.examples import BatchSpread, Spread
 
     values = 1e6 + torch.randn(1000, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 1e-3
     spread, empty = Spread(), BatchSpread(1)

@@ -70,15 +70,6 @@ def test_one_rank_and_two_give_the_same_bits(tmp_path, whole):
     assert both.table() == whole.table()
 
 
-def test_a_module_may_be_named_by_half_of_a_surrogate_pair(tmp_path):
-    model, reader = torch.nn.Module(), Reader()
-    model.add_module("a\udc80", reader)
-    model.forward = lambda **given: reader(**given)
-    one, two = (ch.models.survey(model.eval(), corpus(9), letters, keep=KEEP, state=s) for s in (None, tmp_path))
-    assert one.digest == two.digest and set(two.table()["module"]) == {"a\udc80"}
-    assert "a\\udc80" in repr(two.table()) and two.write(tmp_path / "page.html").exists()
-
-
 def test_what_was_left_unfinished_is_computed_again(tmp_path, whole):
     run(tmp_path)
     files = sorted(tmp_path.glob("batch-*"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -118,8 +117,7 @@ def _slopes(heads: int) -> list[float]:
 
 def _power(heads: int) -> int:
     """The largest power of two that is at most `heads`."""
-    power: int = 2 ** math.floor(math.log2(heads))
-    return power
+    return 1 << (heads.bit_length() - 1)
 
 
 def _places(heads: int) -> list[float]:

@@ -150,7 +150,7 @@ class Bias(PartSettings, nn.Module, ABC):
 
     def _compute_part(self, sizes: Sizes, at: Sides) -> Tensor:
         """The numbers of the part that four slices name; an axis along which the bias repeats may have size 1."""
-        tile = _lowered_now(self, sizes).tile(*at, sizes)
+        tile = _checked(settled(self), sizes).tile(*at, sizes)
         return tile.reshape((1,) * (4 - tile.ndim) + tuple(tile.shape))
 
     @classmethod
@@ -168,9 +168,7 @@ class Bias(PartSettings, nn.Module, ABC):
                 [-2, -1,  0]], dtype=torch.int32)
         """
         sizes = array_sizes(query, key)._replace(align=check_align(align))
-        every = slice(None)
-        tile = _lowered_now(self, sizes).tile(every, every, every, every, sizes)
-        return sizes.restore(tile.expand(sizes.shape))
+        return sizes.restore(self._compute_part(sizes, (slice(None),) * 4).expand(sizes.shape))
 
     if TYPE_CHECKING:  # torch declares a call of anything
         __call__ = forward
@@ -203,11 +201,6 @@ def check_heads(bias: Bias, heads: int, sizes: Sizes) -> None:
 def lowered(bias: Bias, sizes: Sizes) -> Added:
     """A bias's normal form, checked. Its forward pre-hooks are run first, with the sizes as their input."""
     return _checked(after_hooks(bias, sizes), sizes)
-
-
-def _lowered_now(bias: Bias, sizes: Sizes) -> Added:
-    """The same, where its hooks have been run."""
-    return _checked(settled(bias), sizes)
 
 
 def _checked(bias: Bias, sizes: Sizes) -> Added:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from clearhead.base.errors import ClearheadError, human_bytes, require
-from clearhead.base.output.text import printable
+from clearhead.base.output.text import printable, short
 from clearhead.base.output.written import check_page_ending
 from clearhead.base.selected import numbers_of
 from clearhead.cli.texts import Read, check_outputs, checked, layer_of, model_of, quoted, text_of, watched
@@ -65,13 +65,12 @@ def print_summary(console: Any, title: str, rows: Sequence[Row], size: str) -> N
             for head, entropy in (figures.focused, figures.diffuse)
         )
         word, place, share = figures.sink
-        word = printable(word) if len(printable(word)) <= 12 else printable(word)[:11] + "…"
         table.add_row(
             escape(label),
             escape(printable(name)),
             focused,
             diffuse,
-            f"{escape(word)} @{place}: {share:.0%}",
+            f"{escape(short(printable(word), 12))} @{place}: {share:.0%}",
             "" if figures.distance is None else f"{figures.distance:.1f}",
         )
     console.print(table)

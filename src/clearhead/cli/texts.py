@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, require
-from clearhead.base.output.text import printable
+from clearhead.base.output.text import printable, short
 from clearhead.base.output.written import check_writable
 from clearhead.models.loading import bundled, check_length, load, most_tokens, quiet, reason
 from clearhead.models.recording import Recording
@@ -199,8 +199,7 @@ def _words(tokenizer: Any, ids: torch.Tensor) -> list[str]:
 
 def quoted(text: str) -> str:
     """A text on one line, with line breaks escaped, cut where it is long."""
-    shown = printable(text)
-    return repr(shown)[1:-1] if len(shown) <= 300 else shown[:299] + "…"
+    return short(repr(printable(text))[1:-1], 300)
 
 
 USUAL = 50  # the most tokens that a decoder generates without --generate

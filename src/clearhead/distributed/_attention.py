@@ -18,7 +18,7 @@ from clearhead.distributed.channel import Channel
 from clearhead.distributed.layout import Layout, check_layout
 from clearhead.distributed.needs import Needs
 from clearhead.distributed.once import refuse_transforms
-from clearhead.distributed.pieces import Shard, sharded, shared_seed
+from clearhead.distributed.pieces import Shard, sharded, share_seed
 from clearhead.masks.base import MaskLike
 from clearhead.problem.problem import Problem
 
@@ -83,16 +83,12 @@ def _eager(
     inputs: tuple[Any, Any, Any], layout: Layout, given: dict[str, Any], dropout_p: float, method: str
 ) -> Tensor:
     refuse_transforms()
-    local, channel = sharded(*inputs, layout, **given)._replace(dropout_p=dropout_p), Channel(layout.group)
-    shard = Shard(local, Needs(layout, local.visible, local.sizes), channel)
+    local = _with_dropout(sharded(*inputs, layout, **given), dropout_p)
+    shard = Shard(local, Needs(layout, local.visible, local.sizes), Channel(layout.group))
     agree(shard, ("attention", method))
-    if dropout_p:
-        local = _with_dropout(local, dropout_p)
-        assert local.seed is not None
-        shard = shard._replace(local=local._replace(seed=shared_seed(local.seed, channel)))
     attend = fetch.attend if method == "gather" or _by_autograd(local) else exchange.attend
     with without_autocast(local.sizes.device):
-        return _output(attend(shard), local)
+        return _output(attend(share_seed(shard)), local)
 
 
 def _with_dropout(local: Problem, p: float) -> Problem:

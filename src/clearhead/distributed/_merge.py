@@ -11,15 +11,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from clearhead._partial import PartialAttention
-from clearhead.base.arrays import FLOATS
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.torch_state.contexts import disable_compiler
+from clearhead.distributed.agreement import compare
 from clearhead.distributed.channel import Channel
 from clearhead.distributed.layout import Group, members
 from clearhead.distributed.once import refuse_transforms
 from clearhead.problem.partial import Partial
 
-MOST = 64  # the largest number of dimensions of a tensor
 # For each group, the shapes and dtypes that were found to be the same on all ranks.
 _compared: WeakKeyDictionary[Any, set[tuple[Any, ...]]] = WeakKeyDictionary()
 
@@ -69,15 +68,9 @@ def _compare(output: Tensor, dtype: torch.dtype, channel: Channel) -> None:
     """
     mine = (*output.shape, output.dtype, dtype)
     seen = _compared.setdefault(channel.group or dist.group.WORLD, set())
-    if mine in seen:
-        return
-    numbers = [output.ndim, FLOATS.index(output.dtype), FLOATS.index(dtype), *output.shape]
-    said = torch.tensor(numbers + [-1] * (MOST + 3 - len(numbers)), device=output.device)
-    every = channel.gather(said).tolist()
-    if any(row != every[0] for row in every):
-        shapes = "; ".join(f"rank {at}: {tuple(row[3 : 3 + row[0]])} {FLOATS[row[2]]}" for at, row in enumerate(every))
-        raise ShapeError(
-            f"outputs differ between ranks in shape or dtype ({shapes}): all ranks have the same queries, and each its "
-            "own part of the keys."
-        )
-    seen.add(mine)
+    if mine not in seen:
+        said = {"shape": tuple(output.shape), "computed dtype": str(output.dtype), "dtype": str(dtype)}
+        advice = "All ranks have the same queries, and each its own part of the keys."
+        named = {f"the {name} of the output": value for name, value in said.items()}
+        compare(named, channel, output.device, advice, ShapeError)
+        seen.add(mine)

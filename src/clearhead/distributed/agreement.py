@@ -32,7 +32,13 @@ def agree(shard: Shard, call: tuple[Any, ...], reads: tuple[Tensor, ...] = ()) -
     compare(dict(_of_call(shard, call, reads)), shard.channel, shard.local.query.device, advice)
 
 
-def compare(said: dict[str, Any], channel: Channel, device: torch.device, advice: str) -> None:
+def compare(
+    said: dict[str, Any],
+    channel: Channel,
+    device: torch.device,
+    advice: str,
+    kind: type[ClearheadError] = ClearheadError,
+) -> None:
     """Raise an error where the ranks give different values for a name of `said`. Digests on `device` are compared."""
     digests = [_digest(value) for value in said.values()]
     every = channel.gather(torch.tensor(digests, dtype=torch.int64, device=device)).cpu()
@@ -42,7 +48,7 @@ def compare(said: dict[str, Any], channel: Channel, device: torch.device, advice
             alike.setdefault(digest, []).append(rank)
         if len(alike) > 1:
             mine = f"; here, on rank {channel.rank}, it is {said[name]!r:.80}" if _short(said[name]) else ""
-            raise ClearheadError(f"{name} differs {_which(list(alike.values()))}{mine}. {advice}")
+            raise kind(f"{name} differs {_which(list(alike.values()))}{mine}. {advice}")
 
 
 def _which(alike: list[list[int]]) -> str:

@@ -52,7 +52,7 @@ def _sent_back(needs: Needs, channel: Channel, own: Sequence[Tensor], grads: Seq
     """The gradients of this rank's keys and values, from its own queries and from those of the other ranks."""
     me = channel.rank
     sums = [torch.zeros_like(t, dtype=accumulated(t.dtype)) for t in own]
-    by_rank = [messages.count(runs) for runs in needs.runs[me]]
+    by_rank = needs.rows[me]
     parts = [torch.split(g, by_rank, 2) for g in grads]
     posted = []
     for step in range(1, channel.ranks):
@@ -65,7 +65,7 @@ def _sent_back(needs: Needs, channel: Channel, own: Sequence[Tensor], grads: Seq
     for asked, each in posted:
         received = each.wait()
         if received is not None:
-            messages.add(sums, held, messages.unpack(received, own, [range(messages.count(asked))]), asked)
+            messages.add(sums, held, messages.unpack(received, own, [range(sum(map(len, asked)))]), asked)
     return tuple(total.to(t.dtype) for total, t in zip(sums, own, strict=True))
 
 

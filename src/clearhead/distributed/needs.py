@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -41,9 +41,7 @@ class Needs:
         """The keys that the intervals let some of these queries see, as few ascending runs. Residuals are not read."""
         if self.intervals is None:
             return [range(self.sizes.keys)] if self.sizes.keys else []
-        start, stop = (
-            edge if edge.shape[2] == 1 else edge[:, :, queries.start : queries.stop] for edge in self.intervals
-        )
+        start, stop = _edges_of(queries, self.intervals)
         some = stop > start
         if not some.any():
             return []
@@ -59,9 +57,7 @@ class Needs:
         sizes = self.sizes
         if self.intervals is None:
             return sizes.batch * sizes.heads * len(job.queries) * len(job.keys)
-        start, stop = self.intervals
-        if start.shape[2] != 1:
-            start, stop = (edge[:, :, job.queries.start : job.queries.stop] for edge in (start, stop))
+        start, stop = _edges_of(job.queries, self.intervals)
         inside = np.minimum(stop, job.keys.stop) - np.maximum(start, job.keys.start)
         count = int(np.maximum(inside, 0).sum())
         own = start.shape[:3]
@@ -131,6 +127,11 @@ class Needs:
     def rows(self) -> list[list[int]]:
         """How many keys rank r needs of rank p."""
         return [[sum(map(len, runs)) for runs in each] for each in self.runs]
+
+
+def _edges_of(queries: range, edges: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The edges of the intervals of these queries; edges of one row are those of all queries."""
+    return [edge if edge.shape[2] == 1 else edge[:, :, queries.start : queries.stop] for edge in edges]
 
 
 def _jobs(seen: list[tuple[range, list[range]]], held: tuple[range, ...]) -> Iterator[Job]:

@@ -20,7 +20,7 @@ from clearhead.distributed.agreement import agree
 from clearhead.distributed.channel import Channel
 from clearhead.distributed.layout import Layout, by_number
 from clearhead.distributed.needs import Needs
-from clearhead.distributed.pieces import Shard, shared_seed
+from clearhead.distributed.pieces import Shard, share_seed
 from clearhead.engines.operation import room_for_gradients, room_for_results, save
 from clearhead.problem.packing import SCHEMA, TENSORS, in_dtypes, operands, packed, unpacked
 from clearhead.problem.partial import Partial, rows_of
@@ -52,7 +52,7 @@ def attend(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     with torch.set_grad_enabled(any(expected)):
         agree(shard, ("attention", method))
     with torch.no_grad(), without_autocast(query.device):
-        shard = _seeded(shard)
+        shard = share_seed(shard)
         if method == "exchange":
             found = exchange.forward(shard)
         else:  # the backward pass fetches the keys again
@@ -76,7 +76,7 @@ def attend_backward(grad: Tensor, output: Tensor, maximum: Tensor, log_sum: Tens
     in_memory_still((grad, output, maximum, log_sum, *problem[:TENSORS]))
     shard = _shard(problem, wanted)
     with without_autocast(grad.device):
-        shard = _seeded(shard)
+        shard = share_seed(shard)
         if method == "exchange":
             with torch.no_grad():
                 found = exchange.backward(shard, Partial(output, maximum, log_sum), grad.contiguous(), tuple(wanted))
@@ -111,11 +111,3 @@ def _shard(problem: Sequence[Any], needs_grad: list[bool]) -> Shard:
     layout = by_number(number)
     local = unpacked(problem[:TENSORS], tuple(numbers), needs_grad, length=layout.length)
     return Shard(local, Needs(layout, local.visible, local.sizes), Channel(layout.group))
-
-
-def _seeded(shard: Shard) -> Shard:
-    """The shard with the dropout seed of the first rank."""
-    seed = shard.local.seed
-    if seed is None:
-        return shard
-    return shard._replace(local=shard.local._replace(seed=shared_seed(seed, shard.channel)))

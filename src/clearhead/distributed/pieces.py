@@ -105,9 +105,13 @@ def _without_unseen(
     return zero(query, queries, only_not_finite=True), key, ABSENT if value is None else value
 
 
-def shared_seed(seed: Tensor, channel: Channel) -> Tensor:
-    """The dropout's seed that the first rank has drawn."""
-    return channel.gather(seed.reshape(1))[0].reshape(())
+def share_seed(shard: Shard) -> Shard:
+    """The shard with the dropout seed that the first rank has drawn."""
+    seed = shard.local.seed
+    if seed is None:
+        return shard
+    first = shard.channel.gather(seed.reshape(1))[0].reshape(())
+    return shard._replace(local=shard.local._replace(seed=first))
 
 
 def engine_of(problem: Problem) -> Engine:

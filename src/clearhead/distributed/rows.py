@@ -11,10 +11,6 @@ from torch import Tensor
 Runs = Sequence[range]
 
 
-def count(runs: Runs) -> int:
-    return sum(map(len, runs))
-
-
 def places(runs: Runs) -> list[slice]:
     """The place of each run when the runs are laid one after another."""
     ends = [0]
@@ -53,7 +49,7 @@ def unpack(flat: Tensor, like: Sequence[Tensor], wanted: Runs) -> list[Tensor]:
 
 def room(like: Sequence[Tensor], wanted: Runs) -> Tensor | None:
     """The room for a message of these rows; None where there are no rows."""
-    numbers = sum(t.shape[0] * t.shape[1] * t.shape[3] for t in like) * count(wanted)
+    numbers = sum(t.shape[0] * t.shape[1] * t.shape[3] for t in like) * sum(map(len, wanted))
     return like[0].new_empty(numbers) if wanted else None
 
 

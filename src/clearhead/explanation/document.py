@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from clearhead.base.symbolic.steps import Step, number
-from clearhead.base.torch_state.contexts import without_autocast
 from clearhead.explanation.inputs import letters
 from clearhead.explanation.shown import Shown
 
@@ -108,11 +107,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Entry:
-    """A step, the part of the call that is shown, and all steps by their names."""
+    """A step, and the part of the call that is shown."""
 
     step: Step
     shown: Shown
-    steps: Mapping[str, Step]
 
     @property
     def formula(self) -> str:
@@ -137,22 +135,19 @@ class Entry:
         Empty where the step's numbers are given, and where the sentence would be too long.
         """
         step, shown = self.step, self.shown
-        cell = step.writes(self.steps)
-        if cell is None or not step.value.numel():
+        if not step.written or len(step.written) > LONG:
             return ""
         index, names = at_pair(step, shown), []
         for axis, at, size in zip(step.axes, index, step.value.shape, strict=True):
             count = {"B": len(shown.batches), "H": len(shown.heads)}.get(axis, 2)
             if axis != "1" and not (count == 1 and shown.sizes.shape["BH".index(axis)] == 1):
                 names.append(str(shown.places(axis, size)[at]))
-        with without_autocast(step.value.device):
-            made = cell(index)
         value, kind = step.value[index], kind_of(step.value)
         result = str(bool(value)) if kind == "allowed" else text_of(float(value), kind)
         place = f"{step.name}[{', '.join(names)}]" if names else step.name
-        if made == result or len(made) > LONG:
+        if step.written == result:
             return ""
-        return f"{place}: {made} is {result}" if kind == "allowed" else f"{place} = {made} = {result}"
+        return f"{place}: {step.written} is {result}" if kind == "allowed" else f"{place} = {step.written} = {result}"
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -192,12 +187,12 @@ class Document:
 
     @property
     def sections(self) -> Iterator[Section]:
-        steps = {step.name: step for part in self.parts for step in part.steps}
+        formulas = [step.formula for part in self.parts for step in part.steps]
         for part in self.parts:
             lines = [part.drawn] if part.drawn else []
             if part.letters_of is not None:
-                lines.append(letters(part.letters_of, [step.formula for step in steps.values()]))
-            yield Section(part.title, "\n".join(lines), [Entry(step, self.shown, steps) for step in part.steps])
+                lines.append(letters(part.letters_of, formulas))
+            yield Section(part.title, "\n".join(lines), [Entry(step, self.shown) for step in part.steps])
 
     @property
     def record(self) -> dict[str, Any]:

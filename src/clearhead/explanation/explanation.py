@@ -15,6 +15,7 @@ from clearhead.base.arrays import Array
 from clearhead.base.errors import ClearheadError, require
 from clearhead.base.numbers import check_count
 from clearhead.base.output.pages import Frame, write_page
+from clearhead.base.output.pictures import Axes
 from clearhead.base.output.text import brief, said
 from clearhead.base.output.written import check_writable, ending_of, replacing
 from clearhead.base.symbolic.formulas import DIGITS, with_digits
@@ -25,9 +26,6 @@ from clearhead.explanation.document import Part as Part
 from clearhead.explanation.page import render as render_page
 from clearhead.explanation.shown import Shown
 from clearhead.inspection.matrix import NoSuchMethod
-
-if TYPE_CHECKING:
-    from clearhead.base.output.pictures import Axes
 
 T = TypeVar("T")
 
@@ -153,7 +151,7 @@ class Explanation:
         ending = ending_of(path, ENDINGS, WHAT)
         check_writable(path, WHAT)
         if ending in TEXTS:
-            return write_page(path, TEXTS[ending](self), WHAT)
+            return write_page(path, [TEXTS[ending](self)], WHAT)
         figure, picture = np.asarray(self.plot()).flat[0].figure, io.BytesIO()  # matplotlib hides errors of a file
         try:
             figure.savefig(picture, format=ending[1:], bbox_inches="tight", dpi=200)
@@ -194,7 +192,7 @@ class Explanation:
 
         `name`: a step with rows and columns; each sequence and head has a picture of its own, with its numbers in it up
         to 8 × 8: with the explanation's `digits` where they fit their cells, else with fewer. `ax`: the axes to draw
-        on, where there is one picture. Numbers that are not finite are left white.
+        on, where there is one picture. −∞ is hatched, NaN and ∞ are red.
         Raises a `ClearheadError` for an unknown name.
         """
         with with_digits(self.digits):
@@ -217,16 +215,6 @@ ENDINGS = (*TEXTS, ".png", ".svg", ".pdf")
 WHAT = "explanation"
 
 
-@dataclass(frozen=True)
-class Said:
-    """How the number of a step that is written out is computed, as text that is known already."""
-
-    text: str
-
-    def __call__(self, at: tuple[int, ...]) -> str:
-        return self.text
-
-
 def shown_as(make: Callable[[], Explanation], title: Any, digits: Any) -> Explanation:
     """The settled explanation that `make` gives, under this title, or its own where it is None; `digits`: its field."""
     if title is not None and (not isinstance(title, str) or not title.strip()):
@@ -240,9 +228,7 @@ def shown_as(make: Callable[[], Explanation], title: Any, digits: Any) -> Explan
 def settled(explanation: Explanation) -> Explanation:
     """A copy that holds no function, and shares no memory with the inputs, which may change later."""
 
-    def one(step: Step) -> Step:
-        said = Said(step.cell(at_pair(step, explanation.shown))) if step.cell and step.value.numel() else None
-        return step.settled(said)
+    def one(part: Part) -> Part:
+        return replace(part, steps=tuple(step.settled(at_pair(step, explanation.shown)) for step in part.steps))
 
-    parts = tuple(replace(part, steps=tuple(map(one, part.steps))) for part in explanation.parts)
-    return replace(explanation, parts=parts)
+    return replace(explanation, parts=tuple(map(one, explanation.parts)))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from clearhead.base.output.pages import Frame, embedded, filled, head, program, source, style, write_page
+from clearhead.base.output.pages import Frame, bundled, embedded, filled, head, source, write_page
 from clearhead.base.output.text import escaped
 
 WIDTH = 360  # the units across: a telephone shows about one pixel for each
@@ -112,10 +112,10 @@ class Motion:
     def html(self) -> str:
         """The whole page as a string."""
         words, picture = self.frames[self.still]
-        script = program("motion")
+        script = bundled("motion.js")
         longest = max((words for words, _ in self.frames), key=len)
         parts = {
-            "head": head(self.title, "This page moves the picture below", (style("motion"),), script),
+            "head": head(self.title, "This page moves the picture below", (bundled("motion.css"),), script),
             "title": escaped(self.title),
             "still": picture.svg(words),
             "words": escaped(words),
@@ -133,7 +133,7 @@ class Motion:
 
     def write(self, path: str | Path) -> Path:
         """Write the page to a file, which a browser shows as large as its window allows, and return the path."""
-        return write_page(path, self.html(), "motion")
+        return write_page(path, [self.html()], "motion")
 
     def _repr_html_(self) -> str:
         return self.frame()._repr_html_()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.base.output.pages import embedded, filled, head, program, source, style
+from clearhead.base.output.pages import bundled, embedded, filled, head, source
 from clearhead.base.output.text import escaped, printable
 from clearhead.base.symbolic.steps import Step
 from clearhead.explanation.document import WIDTH, Document, Entry, at_pair, kind_of
@@ -21,9 +21,9 @@ STORED = {"float32": torch.float32, "float64": torch.float64, "int32": torch.int
 
 def render(document: Document) -> str:
     """The whole page as a string."""
-    script = program("explanation")
+    script = bundled("explanation.js")
     parts = {
-        "head": head(document.title, "This page computes and draws attention", (style("explanation"),), script),
+        "head": head(document.title, "This page computes and draws attention", (bundled("explanation.css"),), script),
         "title": escaped(document.title),
         "data": embedded(page_data(document)),
         "program": script,

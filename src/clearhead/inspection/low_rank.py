@@ -9,18 +9,16 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ShapeError
-from clearhead.base.output.text import outlined
+from clearhead.base.output.text import with_outline
 
 
+@with_outline
 class SVD(NamedTuple):
     """A singular value decomposition, U · diag(S) · Vh."""
 
     U: Tensor
     S: Tensor
     Vh: Tensor
-
-    def __repr__(self) -> str:
-        return outlined(self)
 
 
 @dataclass(frozen=True, eq=False)

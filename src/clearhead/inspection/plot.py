@@ -13,8 +13,8 @@ from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
 from clearhead.base.output.pictures import MOST, Array, Panel
-from clearhead.base.output.text import brief, escaped, said
-from clearhead.base.output.thumbnails import picture, short
+from clearhead.base.output.text import brief, escaped, said, short
+from clearhead.base.output.thumbnails import picture
 from clearhead.base.selected import numbers_of
 from clearhead.inspection.index import parse
 from clearhead.masks._draw import cell_of, of, shares

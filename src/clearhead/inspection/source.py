@@ -19,11 +19,10 @@ from clearhead.base.torch_state.mode import get_mode
 from clearhead.base.torch_state.modules import settled
 from clearhead.base.torch_state.versions import Versions
 from clearhead.masks.base import Mask
-from clearhead.problem.checked import checked, ours
+from clearhead.problem.checked import checked_from
 from clearhead.problem.problem import ABSENT, Problem, with_value
 from clearhead.problem.reads import tensors_in
 from clearhead.problem.record import Record, check_reads, copied, record
-from clearhead.problem.visible import seen_by
 
 _OF_EVERY_MODULE = vars(nn.Module()).keys()  # such as `training`
 
@@ -44,9 +43,13 @@ class Source(ABC):
     def check(self) -> None:  # noqa: B027 - a source of live arguments loses nothing
         """Raise where the problem is lost: a tensor has been written to since the call."""
 
-    @abstractmethod
     def with_value(self, value: Any) -> Problem:
-        """The problem with a value, for the output."""
+        """The problem with a value, for the output. Where it requires grad, tensors of inference mode are copied."""
+        problem, needs_grad = self.problem(), torch.is_grad_enabled() and getattr(value, "requires_grad", False)
+        # the compiler follows no `is_inference`
+        if needs_grad and not problem.mode.compiled and problem.query.is_inference():
+            problem = record(problem, copy=True).problem
+        return with_value(problem, value)
 
     @abstractmethod
     def said(self) -> dict[str, Any]:
@@ -148,20 +151,8 @@ class FromRecord(Source):
         self.check()
         return self.record.problem
 
-    def with_value(self, value: Any) -> Problem:
-        return recorded_with_value(self.problem(), value)
-
     def said(self) -> dict[str, Any]:
         return self._said
-
-
-def recorded_with_value(problem: Problem, value: Any) -> Problem:
-    """The problem with a value. Tensors of inference mode are copied where the value requires grad."""
-    needs_grad = torch.is_grad_enabled() and getattr(value, "requires_grad", False)
-    # the compiler follows no `is_inference`
-    if needs_grad and not problem.mode.compiled and problem.query.is_inference():
-        problem = record(problem, copy=True).problem
-    return with_value(problem, value)
 
 
 class DerivedSource(Source):
@@ -178,25 +169,14 @@ class DerivedSource(Source):
     def problem(self) -> Problem:
         problem = self.given.problem()
         if self._made is None or self._made[0] is not problem:
-            valid = problem if ours(self.given) else checked(problem, f"{type(self.given).__name__}.problem")
-            self._made = problem, self.derive(valid)
+            self._made = problem, self.derive(checked_from(self.given, problem, "problem"))
         return self._made[1]
-
-    def with_value(self, value: Any) -> Problem:
-        return recorded_with_value(self.problem(), value)
 
     def __getstate__(self) -> dict[str, Any]:  # made again: it may hold functions that no pickle takes
         return self.__dict__ | {"_made": None}
 
     def said(self) -> dict[str, Any]:
         return self.given.said()
-
-
-def hide_from_padding(problem: Problem, words: Tensor | None) -> Problem:
-    """The problem in which queries that are padding see no key. `words`: (B, Lq), bool; None: no query is padding."""
-    if words is None:
-        return problem
-    return problem._replace(visible=seen_by(words, problem.visible, problem.sizes))
 
 
 def shown(value: Any) -> str:

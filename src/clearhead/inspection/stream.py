@@ -11,7 +11,7 @@ from clearhead.engines.base import Engine
 from clearhead.engines.summarised import summarised
 from clearhead.engines.tiled.statistics import looks
 from clearhead.inspection.reductions.base import Reduction
-from clearhead.problem.checked import checked, ours
+from clearhead.problem.checked import checked_from
 from clearhead.problem.guard import guard
 from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Summary
@@ -35,7 +35,7 @@ def stream(problem: Problem, engine: Engine, reductions: tuple[Reduction[Any], .
 def _meant(reduction: Reduction[Any], problem: Problem) -> Problem:
     """The problem whose weights a reduction reads."""
     found = reduction.of(problem)
-    return found if found is problem or ours(reduction) else checked(found, f"{type(reduction).__name__}.of")
+    return found if found is problem else checked_from(reduction, found, "of")
 
 
 def _passes(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar, cast, overload
+from typing import Any, Literal, Never, TypeVar, cast, overload
 
 import numpy as np
 import torch
@@ -13,10 +13,9 @@ from clearhead._attention import Arguments, ScoreLike
 from clearhead.base.arrays import Array, ArrayT, Integers, accumulated, check_float, is_numpy, to_tensor_float
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.keyword_hints import raise_unknown_keywords
-from clearhead.base.output.pictures import Side, Style, check_style, draw
+from clearhead.base.output.pictures import Axes, Colormap, Side, Style, check_style, draw
 from clearhead.base.shapes import AlignLike, Sizes, refuse_fakes
 from clearhead.base.torch_state.contexts import without_autocast
-from clearhead.base.torch_state.tensor_kind import is_on_host
 from clearhead.biases.base import BiasLike
 from clearhead.engines.base import Engine
 from clearhead.engines.choose import choose
@@ -35,7 +34,7 @@ from clearhead.inspection.reductions.over_queries import Pool, Received
 from clearhead.inspection.source import DerivedSource, FromCall, Source, shown
 from clearhead.inspection.stream import stream
 from clearhead.masks.base import MaskLike
-from clearhead.problem.checked import checked, ours
+from clearhead.problem.checked import checked_from
 from clearhead.problem.guard import guard, zero_unseen
 from clearhead.problem.layout import arrange, is_arranged
 from clearhead.problem.lengths import apply_valid_lens
@@ -45,9 +44,7 @@ from clearhead.problem.problem import Problem
 from clearhead.problem.region import Region
 from clearhead.problem.regions import cut
 from clearhead.problem.summary import Summary
-
-if TYPE_CHECKING:
-    from clearhead.base.output.pictures import Axes, Colormap
+from clearhead.problem.visible import finite_unseen
 
 R1 = TypeVar("R1")
 R2 = TypeVar("R2")
@@ -100,16 +97,11 @@ class Weights(LazyMatrix[ArrayT]):
         """
         given = self._source.problem()
         if self._known.get("given") is not given:
-            self._known = {"given": given, "problem": self._checked(given, "problem")}
+            self._known = {"given": given, "problem": checked_from(self._source, given, "problem")}
         return cast(Problem, self._known["problem"])
 
     def _with_value(self, value: Any) -> Problem:
-        return self._checked(self._source.with_value(value), "with_value")
-
-    def _checked(self, problem: Problem, method: str) -> Problem:
-        """The problem that a source gave, checked where the source is a user's class."""
-        source = self._source
-        return problem if ours(source) else checked(problem, f"{type(source).__name__}.{method}")
+        return checked_from(self._source, self._source.with_value(value), "with_value")
 
     def _engine(self, problem: Problem) -> Engine:
         """The engine for this use, which may be another one inside a transform."""
@@ -134,14 +126,22 @@ class Weights(LazyMatrix[ArrayT]):
             self._known["guarded"] = guard(problem)
         return cast(Problem, self._known["guarded"])
 
+    @property
+    def _finite_unseen(self) -> Problem:
+        """The problem with finite numbers where no query sees a key, for raw scores."""
+        problem = self.problem
+        if "finite unseen" not in self._known:
+            visible = problem.visible
+            is_finite = visible is None or finite_unseen(visible, problem.query, problem.key)
+            self._known["finite unseen"] = problem if is_finite else zero_unseen(problem, only_not_finite=True)
+        return cast(Problem, self._known["finite unseen"])
+
     def _of_heads(self, heads: Heads) -> Weights[ArrayT]:
         return type(self)(DerivedSource(self._source, heads.of), self._asked)
 
     def scores(self, index: Index = ...) -> ArrayT:
         """The raw scores at an index, before mask and bias: `score(query, key)[index]`."""
-        whole = self.problem
-        if not is_on_host(whole.query):  # `make_problem` has done it on the host
-            whole = zero_unseen(whole, only_not_finite=True)
+        whole = self._finite_unseen
 
         def tile(batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
             with without_autocast(whole.sizes.device):
@@ -235,11 +235,6 @@ class Weights(LazyMatrix[ArrayT]):
             raise ClearheadError("reduce takes one Output(value); join the values along their last dimension.")
         if outputs:
             problem = self._with_value(outputs[0].value)._refresh_mode()
-            if problem.sizes.shown != self._sizes.shown and len(reductions) > 1:
-                raise ShapeError(
-                    f"the value of Output gives an output of {(*problem.sizes.shown, problem.sizes.queries)}, and the "
-                    f"weights are {tuple(self.shape)}: reduce it by itself, or as weights @ value."
-                )
         restore = problem.sizes.restore
         results = stream(problem, self._engine(problem), reductions)
         return tuple(

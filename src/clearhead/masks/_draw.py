@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,15 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
-from clearhead.base.output.pictures import Panel, Side, Style
+from clearhead.base.output.pictures import Axes, Panel, Side, Style
 from clearhead.base.output.pictures import draw as drawn_panels
-from clearhead.base.output.text import escaped, said
-from clearhead.base.output.thumbnails import picture, short
+from clearhead.base.output.text import escaped, said, short
+from clearhead.base.output.thumbnails import picture
 from clearhead.base.shapes import Sizes
 from clearhead.masks._spans import Spans
-
-if TYPE_CHECKING:
-    from clearhead.base.output.pictures import Axes
 
 CELLS = 12  # the most rows and columns of a picture in characters
 LARGEST = 1024  # the most queries or keys that are drawn; later ones are left out

@@ -125,6 +125,12 @@ class Spans(NamedTuple):
         return (self.start, self.stop, *(self.gaps or ()))
 
 
+def map_edges(spans: Spans, change: Callable[[Tensor], Tensor]) -> Spans:
+    """The spans with each tensor that says where intervals begin and end changed."""
+    gaps = None if spans.gaps is None else (change(spans.gaps[0]), change(spans.gaps[1]))
+    return spans._replace(start=change(spans.start), stop=change(spans.stop), gaps=gaps)
+
+
 def all_keys(sizes: Sizes, residual: Residual | None = None, reads: tuple[Tensor, ...] = ()) -> Spans:
     """Spans of every key for every query, with a residual."""
     start = torch.zeros(1, 1, 1, dtype=torch.int64, device=sizes.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -13,7 +13,7 @@ from clearhead.base.arrays import Array, mask_forms, refuse_additive
 from clearhead.base.document_edges import DocumentEdges
 from clearhead.base.errors import ClearheadError
 from clearhead.base.numbers import check_flag
-from clearhead.base.output.pictures import Style
+from clearhead.base.output.pictures import Axes, Style
 from clearhead.base.output.text import brief, said
 from clearhead.base.part_settings import PartSettings
 from clearhead.base.positions import check_align
@@ -27,9 +27,7 @@ from clearhead.masks._spans import Residual as Residual
 from clearhead.masks._spans import Spans as Spans
 from clearhead.masks._spans import all_keys as all_keys
 from clearhead.masks._spans import check_spans as check_spans
-
-if TYPE_CHECKING:
-    from clearhead.base.output.pictures import Axes
+from clearhead.masks._spans import map_edges as map_edges
 
 OPERATORS: dict[str, Callable[..., Mask]] = {}  # what `&`, `|` and `~` make: see `combined.py`
 

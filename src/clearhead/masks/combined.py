@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Hashable
+from operator import and_, invert, or_
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from clearhead.base.output.text import said
-from clearhead.base.output.thumbnails import short
+from clearhead.base.output.text import said, short
 from clearhead.base.shapes import Sizes
 from clearhead.base.symbolic.fold import fold
 from clearhead.base.symbolic.steps import PAIRS, Step, made
@@ -30,6 +30,7 @@ class Combined(Mask):
 
     meaning: str  # one sentence
     ends: tuple[str, ...]  # the end of each inner mask's name in an explanation
+    join: Callable[..., Any]  # the operator, on bool tensors or on steps of an explanation
     levels: int  # of operators, one inside another
 
     def __init__(self, *inner: Mask) -> None:
@@ -39,10 +40,6 @@ class Combined(Mask):
         self._document_edges = edges
         # the masks that it joins
         self.inner = inner if edges is None else tuple(count_in_documents(mask, edges) for mask in inner)
-
-    @abstractmethod
-    def join(self, *values: Any) -> Any:
-        """The operator, on bool tensors or on steps of an explanation."""
 
     @abstractmethod
     def join_spans(self, sizes: Sizes, *spans: Spans) -> Spans:
@@ -174,14 +171,12 @@ class And(Pair):
     """Allowed where both allow: the intersection of their intervals."""
 
     operator = "&"
+    join = staticmethod(and_)
     meaning = "&, and: True where both are True. An axis of size 1 is repeated."
 
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:
         return cls(FirstKeys(max(sizes.keys - 1, 0)), ~FirstKeys(1))
-
-    def join(self, *values: Any) -> Any:
-        return values[0] & values[1]
 
     def join_spans(self, sizes: Sizes, *spans: Spans) -> Spans:
         a, b = spans
@@ -202,14 +197,12 @@ class Or(Pair):
     """Allowed where either allows: the union of their intervals, with a residual where one has a residual."""
 
     operator = "|"
+    join = staticmethod(or_)
     meaning = "|, or: True where at least one is True. An axis of size 1 is repeated."
 
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:
         return cls(FirstKeys(1), ~FirstKeys(max(sizes.keys - 1, 0)))
-
-    def join(self, *values: Any) -> Any:
-        return values[0] | values[1]
 
     def join_spans(self, sizes: Sizes, *spans: Spans) -> Spans:
         a, b = spans
@@ -231,13 +224,11 @@ class Not(Combined):
 
     meaning = "~, not: True where the other is False."
     ends = ("inner",)
+    join = staticmethod(invert)
 
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:
         return cls(FirstKeys(max(sizes.keys - 1, 0)) & ~FirstKeys(1))
-
-    def join(self, *values: Any) -> Any:
-        return ~values[0]
 
     def join_titles(self, *titles: str) -> str:
         return f"~({titles[0]})" if self.inner[0]._is_pair else f"~{titles[0]}"

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.base.errors import ShapeError
-from clearhead.base.shapes import Sizes, broadcasts, placed
+from clearhead.base.shapes import Sizes, placed
 from clearhead.masks._read import check_integers, own
 from clearhead.masks.base import Mask, Spans
 
@@ -51,16 +50,8 @@ class Intervals(Mask):
         return Sizes(batch, heads, queries, int(self.stop.max()) if self.stop.numel() else 0)
 
     def lower(self, sizes: Sizes) -> Spans:
-        edges = []
-        for edge in (self.start, self.stop):
-            edge = placed(_three(edge), sizes.device, "Intervals")
-            if not broadcasts(edge.shape, sizes.shape[:3]):
-                raise ShapeError(
-                    f"Intervals: an edge has shape {tuple(edge.shape)}; expected something that broadcasts to "
-                    f"(B, H, Lq) = {sizes.shape[:3]}."
-                )
-            edges.append(edge.clamp(0, sizes.keys))
-        return Spans(edges[0], edges[1])
+        start, stop = (placed(_three(edge), sizes.device, "Intervals") for edge in (self.start, self.stop))
+        return Spans(start.clamp(0, sizes.keys), stop.clamp(0, sizes.keys))
 
 
 def _three(edge: Tensor) -> Tensor:

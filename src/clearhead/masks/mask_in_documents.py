@@ -9,9 +9,9 @@ from torch import Tensor
 
 from clearhead.base.document_edges import DocumentEdges
 from clearhead.base.errors import ClearheadError
-from clearhead.base.output.thumbnails import short
+from clearhead.base.output.text import short
 from clearhead.base.shapes import Sizes, moved
-from clearhead.masks.base import Mask, Sides, Spans
+from clearhead.masks.base import Mask, Sides, Spans, map_edges
 from clearhead.masks.first_keys import FirstKeys
 
 
@@ -66,9 +66,8 @@ class MaskInDocuments(Mask):
             low, high = (bound.view(-1, *(1,) * (own.ndim - 1)) for bound in (first, stop))
             return torch.minimum(low + own.clamp(min=0), high).transpose(0, 1)[None]
 
-        gaps = None if spans.gaps is None else (to_row(spans.gaps[0]), to_row(spans.gaps[1]))
         residual = None if spans.residual is None else edges.to_row(spans.rest, sizes)
-        return Spans(to_row(spans.start), to_row(spans.stop), residual, spans.reads, gaps)
+        return map_edges(spans, to_row)._replace(residual=residual)
 
 
 def count_in_documents(mask: Mask, edges: DocumentEdges) -> Mask:

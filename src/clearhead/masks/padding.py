@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -74,10 +72,10 @@ class Padding(Mask):
             hint += heads_second(sizes, self.keep.shape[1])
             expected = f"(B, Lk) = ({sizes.batch}, {sizes.keys})"
             raise wrong_shape("Padding: keep", tuple(self.keep.shape), expected, sizes, hint)
-        hull = self._read()
-        keep, start, stop = (placed(t, sizes.device, "Padding") for t in (self.keep, hull.start, hull.stop))
+        *hull, whole = self._read()
+        keep, start, stop = (placed(t, sizes.device, "Padding") for t in (self.keep, *hull))
         start, stop = start.view(-1, 1, 1), stop.view(-1, 1, 1)
-        if not hull.holes:
+        if whole:
             return Spans(start, stop)
 
         def residual(batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
@@ -88,22 +86,13 @@ class Padding(Mask):
 
         return Spans(start, stop, ByPair(residual, at), (self.keep,))
 
-    def _read(self) -> Hull:
+    def _read(self) -> tuple[Tensor, Tensor, bool]:
+        """The first kept key and the place after the last, (B,) each, and whether all keys between are kept."""
         return derived(self, self.keep, _hull)
 
 
-class Hull(NamedTuple):
-    """The first kept key and the place after the last, (B,) each, and whether keys between may be left out."""
-
-    start: Tensor
-    stop: Tensor
-    holes: bool
-
-
-def _hull(keep: Tensor) -> Hull:
+def _hull(keep: Tensor) -> tuple[Tensor, Tensor, bool]:
     if not keep.shape[1]:
         nothing = torch.zeros(keep.shape[0], dtype=torch.int64, device=keep.device)
-        return Hull(nothing, nothing, False)
-    # of a copy: NumPy makes memory that it reads impossible to resize
-    start, stop, whole = intervals(keep.clone(), keep.shape[1])
-    return Hull(start, stop, not whole)
+        return nothing, nothing, True
+    return intervals(keep.clone(), keep.shape[1])  # of a copy: NumPy makes memory that it reads impossible to resize

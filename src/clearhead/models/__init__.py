@@ -10,12 +10,12 @@ from clearhead.models.causes.attribution import AttributedCall as AttributedCall
 from clearhead.models.causes.attribution import LogitAttribution as LogitAttribution
 from clearhead.models.causes.attribution import logit_attribution as logit_attribution
 from clearhead.models.causes.circuits import Circuits as Circuits
+from clearhead.models.causes.circuits import Projections as Projections
 from clearhead.models.causes.circuits import circuits as circuits
 from clearhead.models.causes.estimated import attribution_patching as attribution_patching
 from clearhead.models.causes.metrics import kl as kl
 from clearhead.models.causes.metrics import logit_difference as logit_difference
 from clearhead.models.causes.metrics import next_token_loss as next_token_loss
-from clearhead.models.causes.projections import Projections as Projections
 from clearhead.models.causes.sweep import Sweep as Sweep
 from clearhead.models.causes.sweep import sweep as sweep
 from clearhead.models.checks import ComparedCall as ComparedCall
@@ -36,7 +36,7 @@ from clearhead.models.recording import load_recording as load_recording
 from clearhead.models.recordings.attention_call import AttentionCall as AttentionCall
 from clearhead.models.recordings.distinctive import Distinctive as Distinctive
 from clearhead.models.recordings.generation import Generation as Generation
-from clearhead.models.recordings.means import Means as Means
+from clearhead.models.recordings.reduced import Means as Means
 from clearhead.models.recordings.reduced import ReducedCall as ReducedCall
 from clearhead.models.recordings.reduced import Statistics as Statistics
 from clearhead.models.recordings.tokens import match_tokens as match_tokens

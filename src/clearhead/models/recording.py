@@ -20,7 +20,7 @@ from clearhead.models.audits.audit import Audit, Expected, audit
 from clearhead.models.comparison.differences import Differences, compare_calls
 from clearhead.models.interception.choice import Layers, Pairs, Positions
 from clearhead.models.recordings.attention_call import AttentionCall
-from clearhead.models.recordings.call_diagnosis import case_of
+from clearhead.models.recordings.call_explanation import case_of
 from clearhead.models.recordings.calls import labels
 from clearhead.models.recordings.distinctive import Distinctive, distinctive, measured
 from clearhead.models.recordings.generation import Generation, found_rows, joined_call, warn_of_beams

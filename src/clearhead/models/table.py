@@ -205,7 +205,7 @@ class Table(list[Row]):
         writer = csv.DictWriter(text, self._columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(self)
-        return write_page(path, text.getvalue(), "table")
+        return write_page(path, [text.getvalue()], "table")
 
     def to_pandas(self) -> DataFrame:
         """The rows as a `pandas.DataFrame`; NaN where a measure could not be computed. Needs pandas."""

@@ -18,8 +18,7 @@ from clearhead.models.recorder.asked import Asked, asked, asked_to_reduce
 from clearhead.models.recorder.recorder import Recorder
 from clearhead.models.recorder.runs import recorded
 from clearhead.models.recording import Recording
-from clearhead.models.recordings.means import Means
-from clearhead.models.recordings.reduced import Statistics
+from clearhead.models.recordings.reduced import Means, Statistics
 
 T = TypeVar("T")
 

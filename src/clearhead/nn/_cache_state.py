@@ -98,7 +98,11 @@ class KeyValueBuffer:
         """Write keys and values (B, Hk, L, E) from the slot `at` on, or to the slots `at`, (B, L)."""
         keys, values = (self.keys, self.values) if counted else (self.keys.data, self.values.data)
         with torch.no_grad():
-            if isinstance(at, Tensor):
+            if isinstance(at, Tensor) and key.shape[2] == 1:  # as below, at less cost
+                slots = at[:, None, :, None]
+                keys.scatter_(2, slots.expand(key.shape), key)
+                values.scatter_(2, slots.expand(value.shape), value)
+            elif isinstance(at, Tensor):
                 rows = torch.arange(at.shape[0], device=at.device)[:, None]
                 keys[rows, :, at], values[rows, :, at] = key.transpose(1, 2), value.transpose(1, 2)
             else:

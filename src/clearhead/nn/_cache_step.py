@@ -63,9 +63,12 @@ class CacheStep(NamedTuple):
             assert self.lengths is not None
             if self.is_compiled or self.state.longest is None:
                 return with_lengths(mask, self.lengths, bias)
-            # compiled code has counted the unequal lengths of a cache that grows, and eager code goes on
-            ends = self.state.ends or ((self.state.longest,) if limits else tuple(self.lengths.tolist()))
-            held = HeldKeys(self.lengths[: len(ends)], ends)
+            ends, lengths = self.state.ends, self.lengths
+            if ends is None and limits is not None:
+                ends, lengths = (self.state.longest,), lengths[:1]
+            elif ends is None:  # compiled code has counted the unequal lengths, and eager code goes on
+                ends = tuple(lengths.tolist())
+            held = HeldKeys(lengths, ends)
             if mask is None or isinstance(mask, Mask):
                 return held if mask is None else mask & held, bias
             return with_lengths(mask, [*held.ends], bias)

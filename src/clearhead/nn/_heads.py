@@ -115,14 +115,11 @@ def fits_plain_layers(inputs: tuple[Any, Any, Any], layers: tuple[tuple[nn.Modul
         return False
     first, last, widths = inputs[0], None, []
     for tensor, (layer, _) in zip(inputs, layers, strict=False):
-        if (
-            type(layer) not in LINEAR
-            or type(tensor) is not Tensor
-            or tensor.is_nested
-            or tensor.layout is not torch.strided
-        ):
+        if type(layer) not in LINEAR:
             return False
         if tensor is not last:  # one tensor is all three in self-attention
+            if type(tensor) is not Tensor or tensor.is_nested or tensor.layout is not torch.strided:
+                return False
             fits = tensor.dtype is first.dtype and tensor.dtype in FLOATS and tensor.device == first.device
             if not fits or not holds_all_bytes(tensor):
                 return False
@@ -131,11 +128,11 @@ def fits_plain_layers(inputs: tuple[Any, Any, Any], layers: tuple[tuple[nn.Modul
     query, key, value = inputs
     if query.shape[:-2] != key.shape[:-2] or key.shape[:-1] != value.shape[:-1] or type(layers[-1][0]) not in LINEAR:
         return False
-    parameters = read_linear(*layers)
+    parameters, dtype, device = read_linear(*layers), first.dtype, first.device
     for (weight, bias), (_, width), taken in zip(parameters, layers, (*widths, layers[0][1]), strict=False):
         for parameter, shape in ((weight, (width, taken)), (bias, (width,))):
             if parameter is not None and not (
-                parameter.shape == shape and parameter.dtype is first.dtype and parameter.device == first.device
+                parameter.shape == shape and parameter.dtype is dtype and parameter.device == device
             ):
                 return False
     return bool(parameters)

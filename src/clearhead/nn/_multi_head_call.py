@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, ShapeError
@@ -142,8 +143,15 @@ class MultiHeadCall:
             at, key_at = self.packed.look_up("query", at), self.packed.look_up("key", key_at)
         if isinstance(past, Tensor) and q.shape[0] == 1:  # one query for sequences of unequal lengths
             q = q.expand(k.shape[0], -1, -1, -1)
-        if self.is_plain and at is None and key_at is None and q.shape[2] == k.shape[2]:
-            table = rotary._find_rows(q, past) if type(rotary) is RotaryEmbedding else None
+        is_simple = self.is_plain and at is None and key_at is None and q.shape[2] == k.shape[2]
+        if is_simple and type(rotary) is RotaryEmbedding:
+            state = None if self.cache is None else self.cache._state
+            end = k.shape[2] if state is None else state.length + k.shape[2]
+            table = rotary._find_rows(q, past, end)
+            if table is not None and k.shape[2] == 1:  # few numbers: one turn takes less time than two
+                both = rotary._rotate(torch.cat([q, k], 1), table)
+                self.q, self.k = both[:, : q.shape[1]], both[:, q.shape[1] :]
+                return
             if table is not None:
                 self.q, self.k = rotary._rotate(q, table), rotary._rotate(k, table)
                 return
@@ -192,7 +200,8 @@ class MultiHeadCall:
         # whether no part that the module was given, and no hook, may hold the queries and keys
         norms = type(module.query_norm) in _options.NORMS_OR_NONE and type(module.key_norm) in _options.NORMS_OR_NONE
         layers = self.is_plain or (_heads.is_plain_linear(module.W_q) and _heads.is_plain_linear(module.W_k))
-        is_fresh = norms and layers and (module.rotary is None or isinstance(module.rotary, RotaryEmbedding))
+        rotary = module.rotary
+        is_fresh = norms and layers and (rotary is None or isinstance(rotary, RotaryEmbedding))
         found: Tensor = module._attend(
             self.q, self.k, self.v, score=self.score, mask=self.mask, bias=self.bias, scale=self.scale,
             sinks=module.sinks, align=self.align, dropout_p=module.dropout if module.training else 0.0,

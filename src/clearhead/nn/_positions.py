@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,15 +14,12 @@ from torch import Tensor, nn
 from clearhead.base.arrays import check_float, shown
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_count
-from clearhead.base.output.pictures import Panel, Side, Style, draw
+from clearhead.base.output.pictures import Axes, Panel, Side, Style, draw
 from clearhead.base.shapes import one_or, placed
 from clearhead.base.torch_state.contexts import raise_in_jit_trace
 from clearhead.base.torch_state.mode import get_mode
 from clearhead.base.torch_state.tensor_kind import is_readable, require_all
 from clearhead.masks._read import as_tensor
-
-if TYPE_CHECKING:
-    from clearhead.base.output.pictures import Axes
 
 LEAST, LARGEST = 64, 2**20  # the positions of the first table, and of the largest
 CELLS, LONG = 512, 1024  # above LONG positions or entries, a picture has CELLS cells of means

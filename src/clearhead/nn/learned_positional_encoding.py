@@ -12,14 +12,11 @@ from clearhead.base.arrays import Integers
 from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_count
-from clearhead.base.output.pictures import Style
+from clearhead.base.output.pictures import Axes, Colormap, Style
 from clearhead.base.shapes import placed
 from clearhead.nn._nested import encode_rows
 from clearhead.nn._positions import check_embedded, count_of, places_of, plot, spread
 from clearhead.problem.nested import is_nested
-
-if TYPE_CHECKING:
-    from clearhead.base.output.pictures import Axes, Colormap
 
 
 class LearnedPositionalEncoding(nn.Module):

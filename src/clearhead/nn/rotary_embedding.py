@@ -11,16 +11,13 @@ from torch import Tensor
 from clearhead.base.arrays import Integers, accumulated, check_float, shown
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_count, check_flag, check_positive
-from clearhead.base.output.pictures import Style
+from clearhead.base.output.pictures import Colormap, Style
 from clearhead.base.output.text import brief
 from clearhead.base.torch_state.torch_private import has_hooks
 from clearhead.nn._nested import encode_rows
 from clearhead.nn._positions import LARGEST, Tabled, places_of, plot
 from clearhead.nn.rotary_scaling import RotaryScaling
 from clearhead.problem.nested import is_nested
-
-if TYPE_CHECKING:
-    from clearhead.base.output.pictures import Colormap
 
 
 class RotaryEmbedding(Tabled):
@@ -87,8 +84,8 @@ class RotaryEmbedding(Tabled):
         output = output.to(x.dtype)
         return torch.cat([output, x[..., self.dim :]], -1) if x.shape[-1] > self.dim else output
 
-    def _find_rows(self, x: Tensor, offset: int | Tensor) -> Tensor | None:
-        """The rows of the vectors of x (B, H, L, E), from `offset` on, a number or (B,).
+    def _find_rows(self, x: Tensor, offset: int | Tensor, end: int) -> Tensor | None:
+        """The rows of the vectors of x (B, H, L, E), from `offset` on, a number or (B,); `end` is above all positions.
 
         None: the table does not have them yet, or something else must be checked, read on another device, or seen by a
         hook.
@@ -97,14 +94,15 @@ class RotaryEmbedding(Tabled):
         if table is None or made_for != (self.dim, self.base, self.scaling) or type(self.interleaved) is not bool:
             return None
         is_other = table.dtype is not accumulated(x.dtype) or table.device != x.device or x.shape[-1] < self.dim
-        if is_other or has_hooks(self):
+        if is_other or end > table.shape[0] or has_hooks(self):
             return None
         if not isinstance(offset, Tensor):
-            end = offset + x.shape[-2]
-            return table[offset:end] if end <= table.shape[0] else None
-        if not offset.is_cpu or not offset.numel() or int(offset.max()) + x.shape[-2] > table.shape[0]:
+            return table[offset:end]
+        if not offset.is_cpu:
             return None
-        return table[(offset[:, None] + torch.arange(x.shape[-2], device="cpu")).to(x.device)].unsqueeze(1)
+        length = x.shape[-2]
+        at = offset if length == 1 else (offset[:, None] + torch.arange(length, device="cpu")).flatten()
+        return table.index_select(0, at.to(x.device)).view(offset.shape[0], 1, length, table.shape[1])
 
     def _settings(self) -> tuple[Any, ...] | None:
         by_length = self.scaling is not None and self.scaling.by_length

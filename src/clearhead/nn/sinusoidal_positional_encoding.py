@@ -10,13 +10,10 @@ from torch import Tensor, nn
 from clearhead.base.arrays import Integers
 from clearhead.base.dropout import check_dropout
 from clearhead.base.numbers import check_count
-from clearhead.base.output.pictures import Style
+from clearhead.base.output.pictures import Axes, Colormap, Style
 from clearhead.nn._nested import encode_rows
 from clearhead.nn._positions import LARGEST, Tabled, check_embedded, places_of, plot
 from clearhead.problem.nested import is_nested
-
-if TYPE_CHECKING:
-    from clearhead.base.output.pictures import Axes, Colormap
 
 
 class SinusoidalPositionalEncoding(Tabled):

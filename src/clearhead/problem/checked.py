@@ -56,6 +56,11 @@ def checked(problem: Any, who: str, like: Problem | None = None) -> Problem:
     return problem._replace(sizes=sizes if like is None else like.sizes, visible=mask, bias=bias)
 
 
+def checked_from(thing: Any, problem: Problem, method: str) -> Problem:
+    """The problem that a method of an object gave, checked where the object is of a user's class."""
+    return problem if ours(thing) else checked(problem, f"{type(thing).__name__}.{method}")
+
+
 def _describe(problem: Problem) -> str:
     """What the output of a problem follows from."""
     width = None if problem.value is None else problem.value.shape[-1]

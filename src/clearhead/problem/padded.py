@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from clearhead.base.document_edges import DocumentEdges, Part
 from clearhead.base.shapes import Sizes, extent
 from clearhead.biases.base import Added
-from clearhead.masks.base import Mask, Spans
+from clearhead.masks.base import Mask, map_edges
 from clearhead.masks.combined import with_leaves
 from clearhead.masks.lengths import Lengths
 from clearhead.masks.mask_in_documents import MaskInDocuments
@@ -58,9 +58,8 @@ def pad_problem(problem: Problem, edges: DocumentEdges) -> Problem:
         own = own.clamp(min=0).minimum(count)
         return own if edge.ndim == 4 else own[..., 0]
 
-    gaps = None if spans.gaps is None else (pad_edge(spans.gaps[0]), pad_edge(spans.gaps[1]))
     residual = None if spans.residual is None else _pad_part(spans.rest, edges, sizes)
-    padded = Spans(pad_edge(spans.start), pad_edge(spans.stop), residual, spans.reads, gaps)
+    padded = map_edges(spans, pad_edge)._replace(residual=residual)
     if bias is not None and bias.relative is not None:
         room = row.queries - sizes.queries
         bias = Added(relative=pad(bias.relative, (-room, -room)))

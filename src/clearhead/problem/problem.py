@@ -20,7 +20,7 @@ from clearhead.base.shapes import Sizes, as_inputs, copy_shared_rows, fit, plain
 from clearhead.base.torch_state.contexts import cast_input, is_autocasting, raise_in_jit_trace
 from clearhead.base.torch_state.mode import CURRENT, Mode, get_mode
 from clearhead.base.torch_state.modules import after_hooks
-from clearhead.base.torch_state.tensor_kind import has_no_values, is_dtensor, is_in_memory, is_on_host, is_readable
+from clearhead.base.torch_state.tensor_kind import has_no_values, is_dtensor, is_in_memory, is_readable
 from clearhead.base.torch_state.versions import Versions
 from clearhead.base.user_functions.function_reads import FunctionReads
 from clearhead.biases.base import Added, lowered
@@ -233,10 +233,9 @@ def make_problem(
     scores = _scores(score, query, key, factor, by_tile, among, mode.autocast)
     projected = scores.query is not query or scores.key is not key
     unseen = None if visible is None or visible.unseen == "none" else visible
-    # a key that no query sees may be NaN, which would reach raw scores and the gradients of projections; elsewhere
-    # engines see to it, and whoever shows raw scores
-    here = unseen is not None and (projected or (is_on_host(query) and not mode.compiled))
-    if unseen is not None and here and not finite_unseen(unseen, query, key):
+    # a key that no query sees may be NaN, which would reach the gradients of projections; else engines see to it, and
+    # whoever shows raw scores
+    if unseen is not None and projected and not finite_unseen(unseen, query, key):
         keys, queries = seen_of(unseen, sizes)
         query = zero(query, queries, only_not_finite=True)
         key = zero(key, group(keys, key.shape[1]), only_not_finite=True)

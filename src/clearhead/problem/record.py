@@ -23,7 +23,7 @@ from clearhead.masks.base import Residual, Spans
 from clearhead.problem.checked import checked
 from clearhead.problem.problem import Problem
 from clearhead.problem.reads import tensors_in
-from clearhead.problem.visible import Later
+from clearhead.problem.visible import Later, Visible
 from clearhead.scores.base import ByTile, Pairwise
 
 EVERY = (slice(None),) * 4
@@ -100,8 +100,8 @@ def record(problem: Problem, *, copy: bool = False, fresh: bool = False) -> Reco
         if copy and edges is not None and not isinstance(edges, Later):  # they may share the spans' memory
             edges = edges[0].copy(), edges[1].copy()
         gaps = None if spans.gaps is None else (change(spans.gaps[0]), change(spans.gaps[1]))
-        spans = spans._replace(start=change(spans.start), stop=change(spans.stop), gaps=gaps)
-        visible = visible._replace(spans=spans, known=edges)
+        spans = Spans(change(spans.start), change(spans.stop), spans.residual, spans.reads, gaps)
+        visible = Visible(spans, edges, visible.unseen, visible.memo)
     sinks = None if sinks is None else change(sinks)
     kept = problem._replace(
         scores=scores, value=None, visible=visible, bias=bias, sinks=sinks, dropout_p=0.0, seed=None, mode=CURRENT

@@ -11,7 +11,7 @@ from torch import Tensor
 from clearhead.base.kept import Memo
 from clearhead.base.shapes import Sides, Sizes, part
 from clearhead.biases.base import Added
-from clearhead.masks.base import Residual, Spans
+from clearhead.masks.base import Residual, map_edges
 from clearhead.problem.visible import Later, Visible
 
 EVERY = slice(None)
@@ -39,21 +39,16 @@ def visible_part(visible: Visible, region: Region, sizes: Sizes) -> Visible:
     spans = visible.spans
     edges = visible.edges if visible.read else None
     batch, heads, queries, keys = region.sides
-    start, stop = (part(edge, batch, heads, queries) for edge in (spans.start, spans.stop))
     if edges is not None:
         edges = host_part(edges[0], region), host_part(edges[1], region)
     places = range(sizes.keys)[keys]
-    start, stop = (_moved(edge, places, sizes) for edge in (start, stop))
     if places != range(sizes.keys) and edges is not None:
         low, high = ((-((places.start - edge) // places.step)).clip(0, len(places)) for edge in edges)
         edges = np.where(high > low, low, 0), np.where(high > low, high, 0)
-    gaps = None
-    if spans.gaps is not None:
-        left, right = (_moved(part(edge, batch, heads, queries), places, sizes) for edge in spans.gaps)
-        gaps = left, right
     residual = None if spans.residual is None else _part_of(spans.residual, region, sizes)
+    spans = map_edges(spans, lambda edge: _moved(part(edge, batch, heads, queries), places, sizes))
     known = Later(len(places), visible.known.who) if edges is None and isinstance(visible.known, Later) else edges
-    return Visible(Spans(start, stop, residual, spans.reads, gaps), known, visible.unseen, Memo())
+    return Visible(spans._replace(residual=residual), known, visible.unseen, Memo())
 
 
 def _moved(edge: Tensor, places: range, sizes: Sizes) -> Tensor:

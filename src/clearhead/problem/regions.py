@@ -189,7 +189,11 @@ def of_heads(problem: Problem, batch: slice, heads: slice) -> Problem:
 def of_sequence(problem: Problem, sequence: int, words: Tensor | None) -> Problem:
     """The problem of one sequence of the batch. `words` (B, Lq): queries that are False there see nothing."""
     some = slice(sequence, sequence + 1)
-    problem = of_heads(problem, some, slice(None))
+    return hide_from_padding(of_heads(problem, some, slice(None)), None if words is None else words[some])
+
+
+def hide_from_padding(problem: Problem, words: Tensor | None) -> Problem:
+    """The problem in which queries that are padding see no key. `words`: (B, Lq), bool; None: no query is padding."""
     if words is None:
         return problem
-    return problem._replace(visible=seen_by(words[some], problem.visible, problem.sizes))
+    return problem._replace(visible=seen_by(words, problem.visible, problem.sizes))

@@ -18,7 +18,7 @@ from clearhead.base.torch_state.tensor_kind import MASKS_BY_SAMPLE, has_vmap_dim
 from clearhead.base.torch_state.versions import Versions
 from clearhead.masks._read import KEPT
 from clearhead.masks._spans import edges_on_host
-from clearhead.masks.base import Mask, Spans, all_keys
+from clearhead.masks.base import Mask, Spans, all_keys, map_edges
 from clearhead.masks.combined import Combined
 from clearhead.problem.held_keys import HeldKeys
 from clearhead.problem.unseen import Unseen, finite, seen, where_unseen
@@ -69,7 +69,7 @@ def resolve(mask: Mask, sizes: Sizes, as_written: bool, mode: Mode = CURRENT) ->
     if type(mask) is HeldKeys and sizes.device.type == "cpu" and mode.eager:
         stop, nothing = mask.valid_lens.view(-1, 1, 1), not all(mask.ends) or not sizes.queries
         unseen: Unseen = "inside" if nothing else "none" if min(mask.ends) == sizes.keys else "outside"
-        edges = stop.numpy()
+        edges = np.array(mask.ends, np.int64).reshape(-1, 1, 1)
         memo = Memo({"inside all": (0, min(mask.ends, default=0))})
         return Visible(Spans(_ZERO, stop), (np.zeros(edges.shape, np.int64), edges), unseen, memo)
     signature = None if mode.traced or isinstance(sizes.align, Tensor) else mask.signature()
@@ -103,9 +103,8 @@ def rows_of(visible: Visible, sizes: Sizes) -> tuple[np.ndarray, np.ndarray] | N
     """The edges, narrowed for each query to the keys that the residual leaves to some sequence or head. None without a
     residual, and where the mask is not kept, since the residual is asked for every pair."""
     spans, edges = visible.spans, visible.edges
-    if spans.residual is None or edges is None or "kept" not in visible.memo or not is_on_host(spans.start):
-        return None
-    if not sizes.keys:
+    kept = "kept" in visible.memo and is_on_host(spans.start)
+    if spans.residual is None or edges is None or not kept or not sizes.keys:
         return None
     if "rows" not in visible.memo:
         every, first, last = slice(None), np.zeros(sizes.queries, np.int64), np.zeros(sizes.queries, np.int64)
@@ -194,8 +193,7 @@ def _kept(mask: Mask, depends: tuple[Tensor, ...], sizes: Sizes) -> Visible:
 def _on(spans: Spans, device: torch.device) -> Spans:
     residual = spans.residual
     rest = None if residual is None else lambda *sides: moved(residual(*sides), device)
-    gaps = None if spans.gaps is None else (moved(spans.gaps[0], device), moved(spans.gaps[1], device))
-    return Spans(moved(spans.start, device), moved(spans.stop, device), rest, spans.reads, gaps)
+    return map_edges(spans, lambda edge: moved(edge, device))._replace(residual=rest)
 
 
 def _matrix(mask: Mask, sizes: Sizes) -> Spans:
@@ -209,13 +207,13 @@ def visible(spans: Spans, sizes: Sizes, who: str | None = None) -> Visible:
     they lie in the host's memory; else when an engine asks for them."""
     if get_mode().compiled:
         return Visible(spans, None, "inside", Memo())
-    edges = [unwrap(edge) for edge in spans.edges()]
+    spans = map_edges(spans, unwrap)
+    edges = spans.edges()
     if any(has_vmap_dimension(edge) for edge in edges):
         raise UnsupportedError(
             "the mask differs along a dimension that torch.func.vmap has hidden, and engines must read it. Give the "
             f"mask a batch dimension, and call attention() on the whole batch.\n{MASKS_BY_SAMPLE}"
         )
-    spans = spans._replace(start=edges[0], stop=edges[1], gaps=(edges[2], edges[3]) if spans.gaps is not None else None)
     if not all(map(is_readable, edges)):  # there are shapes and no values, so nothing can be skipped
         return Visible(spans, None, "inside", Memo())
     if not all(map(is_on_host, edges)):

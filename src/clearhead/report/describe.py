@@ -55,24 +55,17 @@ def described(layer: Layer, texts: tuple[int, int], steps: tuple[int, int], bloc
             head["pyramid"] = _pyramid(layer.pyramid, number, blocks)
         if layer.slopes is not None:
             head["slopes"] = _slopes(layer.slopes, number, layer.heads, blocks)
-    return {
-        "name": layer.name,
-        "label": layer.label,
-        "kind": layer.kind,
-        "role": layer.role,
+    return {name: getattr(layer, name) for name in ("name", "label", "kind", "role", "position", "answer", "error")} | {
         "queryText": texts[0],
         "keyText": texts[1],
         "queries": queries,
         "keys": keys,
-        "position": layer.position,
-        "answer": layer.answer,
         "begins": list(layer.begins),
         "phi": None if layer.scores is not None else layer.phi,
         "features": layer.query.shape[2],
         "pairs": [[one, other, None if turn is None else finite(turn)] for one, other, turn in layer.pairs],
         "scale": float(layer.scale),
         "softcap": None if layer.softcap is None else float(layer.softcap),
-        "error": layer.error,
         "why": steps[0],
         "whyBlind": steps[1],
         "thumbnail": {"block": thumbnail, "rows": layer.thumbnail.shape[1], "columns": layer.thumbnail.shape[2]},

@@ -46,29 +46,24 @@ def layer_from_call(
     rows, columns = list_shown(call, sequence)
     problem, how = _scores(problem, rows, columns, error)
     offset = _offset(problem) if call.kind == "self" else None
-    found = statistics(problem, rows, columns, offset is not None)
+    fields, peaks, cells = statistics(problem, rows, columns, offset is not None)
     start, stop = spans_of(problem, rows, columns)
     layer = Layer(
         name=call.name,
         kind=call.kind,
         **how,
+        **fields,
         start=start,
         stop=stop,
         bias=bias_of(problem, rows, columns),
         holes=holes_of(problem, rows, columns),
-        logsumexp=rows.of(found.logsumexp, 1),
-        entropy=rows.of(found.entropy, 1),
-        received=columns.of(found.received, 1),
-        distance=None if found.distance is None else rows.of(found.distance, 1),
         thumbnail=np.zeros((problem.sizes.heads, 1, 1), dtype=np.float32),
         query_tokens=rows.labels(query_tokens),
         key_tokens=columns.labels(key_tokens),
         sinks=None if problem.sinks is None else array(problem.sinks.double()),
         position=None if offset is None else _among(columns, offset + int(rows.places[0])),
-        alone=found.alone,
-        seen=None if found.seen is None else rows.of(found.seen, 1),
     )
-    return with_steps(_pyramid_of(_thumbnail_of(layer, found.peaks), found.cells))
+    return with_steps(_pyramid_of(_thumbnail_of(layer, peaks), cells))
 
 
 def _scores(problem: Problem, rows: Shown, columns: Shown, error: float) -> tuple[Problem, dict[str, Any]]:

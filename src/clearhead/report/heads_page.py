@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from clearhead.base.output.pages import embedded, filled, head, program, source, style
+from clearhead.base.output.pages import bundled, embedded, filled, head, source
 from clearhead.report.describe import finite
 from clearhead.report.layer import About
 from clearhead.report.page import heads_pane
@@ -55,9 +55,9 @@ def heads_page(
         layer["heads"].append(own | {"examples": of.get((row["module"], row["head"]), {})})
     about = [one.about._asdict() | {"share": one.share} for one in statistics]
     meta = {"title": title, "said": said, "measures": about, "layers": list(layers.values()), "words": list(words)}
-    inside, script = style("survey"), program("survey")
+    inside, script = bundled("survey.css"), bundled("survey.js")
     parts = {
-        "head": head(title, "This page draws the heads of a model", (style("outside"), inside), script),
+        "head": head(title, "This page draws the heads of a model", (bundled("outside.css"), inside), script),
         "report": filled(source(__package__, "survey_panes.html"), {"style": inside, "heads": heads_pane()}),
         "meta": embedded(meta),
         "program": script,

@@ -277,8 +277,7 @@ class LeftOut(NamedTuple):
 
 def of_head(array: Array, head: int) -> Array:
     """Row `head` of an array whose first dimension is all heads, or 1 where all heads are the same."""
-    row: Array = array[head if len(array) > 1 else 0]
-    return np.ascontiguousarray(row)
+    return np.ascontiguousarray(array[head if len(array) > 1 else 0])
 
 
 def _tiles_of(every: tuple[Tiles | None, ...], head: int) -> Tiles | None:

@@ -56,7 +56,7 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.base.errors import UnsupportedError
-from clearhead.base.output.pages import embedded, filled, filled_parts, head, program, source, style, write_parts
+from clearhead.base.output.pages import bundled, embedded, filled, filled_parts, head, source, write_page
 from clearhead.report._blocks import PLACES, Blocks, plain
 from clearhead.report.describe import described, measured
 from clearhead.report.layer import Array, Layer, LeftOut, Measures
@@ -130,8 +130,8 @@ class Page:
         """The page, in parts. Raises an `UnsupportedError` where every call was left out."""
         if not self._layers:
             raise nothing_left(self._left_out)
-        does, styles = "This report computes and draws attention", (style("outside"), style("report"))
-        load, script = program("load"), program_with_markup("report")
+        does, styles = "This report computes and draws attention", (bundled("outside.css"), bundled("report.css"))
+        load, script = bundled("load.js"), program_with_markup("report")
         yield from filled_parts(
             source(__package__, "page.html"),
             {
@@ -150,7 +150,7 @@ class Page:
 
     def write(self, path: Any) -> Path:
         """Write the file. An existing file stays unchanged until all is written."""
-        return write_parts(path, self.parts())
+        return write_page(path, self.parts())
 
     def _opening(self) -> list[int]:
         """The blocks of the head that the page opens on, operands last. It is shown while others are being read."""
@@ -190,8 +190,8 @@ class Page:
 
 def program_with_markup(name: str) -> str:
     """A program that shows a report, after the content of a report's element, `MARKUP`."""
-    text = filled(source(__package__, "report.html"), {"style": style("report"), "heads": heads_pane()})
-    return "\n".join(['"use strict";', f"const MARKUP = {json.dumps(text)};", program(name)])
+    text = filled(source(__package__, "report.html"), {"style": bundled("report.css"), "heads": heads_pane()})
+    return "\n".join(['"use strict";', f"const MARKUP = {json.dumps(text)};", bundled(f"{name}.js")])
 
 
 def heads_pane() -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -25,33 +25,21 @@ NEAR, FAR, FARTHER = 512, 1024, 16384  # cells of a side: NEAR, or FAR for sides
 LEAST = 8  # positions in a cell
 
 
-class Statistics(NamedTuple):
-    """Statistics over all queries and keys.
-
-    Only `peaks`, (H, Lq, ≤ 32), is over shown positions: the largest weight of each query in each column of cells.
-    `seen`: (H or 1, Lq), how many keys each query sees, where some of these keys are not shown.
-    """
-
-    logsumexp: Array
-    entropy: Array
-    received: Array
-    distance: Array | None
-    peaks: Array
-    cells: tuple[Array, Array] | None  # for a long head the largest and the mean of each cell, (H, rows, columns)
-    alone: bool  # see `Layer`
-    seen: Array | None
-
-
 def lazy(problem: Problem) -> Weights:
     """The weights of a problem to whose tensors nothing writes."""
     return Weights(FromRecord(now(problem), {}))
 
 
-def statistics(problem: Problem, rows: Shown, columns: Shown, placed: bool) -> Statistics:
-    """One pass over the weights, and a second one for a long head, or where some positions are not shown.
+def statistics(
+    problem: Problem, rows: Shown, columns: Shown, placed: bool
+) -> tuple[dict[str, Any], Array, tuple[Array, Array] | None]:
+    """The fields of a `Layer` that are statistics over all queries and keys, and what its maps are made of.
 
+    It takes one pass over the weights, and a second one for a long head, or where some positions are not shown.
     Entropy, received and distance are of the weights of the keys: with sinks, the model's weights divided by their sum.
-    Log-sum-exp and cells are of the model's own weights. `placed`: whether distances have a meaning.
+    Log-sum-exp and maps are of the model's own weights. `placed`: whether distances have a meaning.
+    The maps are made of the largest weight of each shown query in each column of cells, (H, Lq, ≤ 32); and for a long
+    head of the largest and the mean of each cell, (H, rows, columns).
     """
     keys_alone = over_keys(problem)
     every = rows.all and columns.all
@@ -69,9 +57,15 @@ def statistics(problem: Problem, rows: Shown, columns: Shown, placed: bool) -> S
         peaks, alone = more[-1] * _share(lse, logsumexp), True
     else:
         peaks, alone = _peaks(problem, rows, columns, logsumexp)
-    cells = _cells(problem, rows, columns) if alone else None
-    seen = None if alone else _seen(problem)
-    return Statistics(logsumexp, entropy, received, more[0] if placed else None, peaks, cells, alone, seen)
+    fields = {
+        "logsumexp": rows.of(logsumexp, 1),
+        "entropy": rows.of(entropy, 1),
+        "received": columns.of(received, 1),
+        "distance": rows.of(more[0], 1) if placed else None,
+        "alone": alone,
+        "seen": None if alone else rows.of(_seen(problem), 1),
+    }
+    return fields, peaks, _cells(problem, rows, columns) if alone else None
 
 
 def _seen(problem: Problem) -> Array:

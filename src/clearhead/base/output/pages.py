@@ -23,17 +23,8 @@ def source(package: str, name: str) -> str:
     return text.replace("\r\n", "\n")
 
 
-def program(name: str) -> str:
-    """A page's program: its scripts in one, as `packaging/bundle.py` makes it of the folders `front`."""
-    return _bundled(f"{name}.js")
-
-
-def style(name: str) -> str:
-    """A page's style, made in the same way."""
-    return _bundled(f"{name}.css")
-
-
-def _bundled(name: str) -> str:
+def bundled(name: str) -> str:
+    """A page's program (.js) or style (.css): its files in one, as `packaging/bundle.py` makes it of `front`."""
     # made where clearhead is installed; in a clone by `make bundle`
     return files("clearhead.base").joinpath("bundle", name).read_text(encoding="utf-8")
 
@@ -44,7 +35,7 @@ def head(title: str, does: str, styles: Sequence[str], *scripts: str, worker: bo
     `does`: what the page does, for readers without JavaScript. `styles`: the first one is the style of the page itself.
     The page's own scripts and styles, and no others, are allowed by their hashes.
     """
-    guard = program("guard")
+    guard = bundled("guard.js")
     parts = {"policy": policy(styles, guard, *scripts, worker=worker), "title": escaped(title), "does": does}
     return filled(source("clearhead.base", "head.html"), parts | {"style": styles[0], "guard": guard})
 
@@ -120,13 +111,11 @@ class Frame:
         )
 
 
-def write_page(path: Any, page: str, what: str = "report") -> Path:
-    """Write a page, or say why it cannot be written."""
-    return write_parts(path, (page,), what)
+def write_page(path: Any, parts: Iterable[str], what: str = "report") -> Path:
+    """Write a page that is given in parts, or raise what keeps it from being written.
 
-
-def write_parts(path: Any, parts: Iterable[str], what: str = "report") -> Path:
-    """Write a page that is given in parts. An old file stays as it was until all of the new one is written."""
+    An old file stays as it was until all of the new one is written.
+    """
     with replacing(path, what) as beside, beside.open("w", encoding="utf-8", errors="replace", newline="\n") as file:
         for part in parts:
             file.write(part)

@@ -11,18 +11,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clearhead.base.errors import ClearheadError, require
-from clearhead.base.output.text import printable
+from clearhead.base.output.text import printable, short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes
     from matplotlib.colors import Colormap as Colormap
+else:  # matplotlib is loaded when a picture is drawn
+    Axes = Colormap = Any
 
 Array = NDArray[Any]
 MOST = 64  # pictures in a grid
 WRITTEN = 8  # the most rows and columns whose cells have their numbers written in them
 SMALLEST = 4.5  # points, of such a number
 SMALL = 5.8  # points, of the words along a side: smaller letters are worse than every second word
-LABEL = 40  # characters of a word beside a picture
+LABEL = 40  # characters of a word beside a picture: matplotlib gives a label all the room that it takes
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Side:
 class Style:
     """How a picture is drawn. `scale`: "linear" from 0, "log" from a tenth of an equal share, "signed" around 0, or a
     number: linear from 0 to this number. `bar`: whether a bar shows the colours. `lines`: whether a line stands between
-    cells."""
+    cells. `write`: how numbers are written in their cells, where they fit in this way."""
 
     title: str | None = None
     cmap: str | Colormap = "GnBu"
@@ -56,6 +58,7 @@ class Style:
     ax: Axes | None = None
     bar: bool = True
     lines: bool = False
+    write: Callable[[float], str] | None = None
 
 
 def check_style(style: Style, scales: Sequence[str] = ("linear", "log")) -> Any:
@@ -89,16 +92,16 @@ def draw(panels: Sequence[Panel], rows: Side, columns: Side, style: Style, meani
     for axis, panel in zip(axes, panels, strict=True):
         drawn = _one(axis, panel, (rows.length, columns.length), norm, floor, cmap)
         title = panel.title if several or style.title is None else style.title
-        axis.set_title(to_plain_text(title), fontsize="medium" if several else None)
-        write_numbers(axis, panel, drawn)
+        axis.set_title(_plain(title), fontsize="medium" if several else None)
+        _write_numbers(axis, panel, drawn, style.write)
         if style.lines:
             _draw_lines(axis, rows.length, columns.length)
     if several and style.title is not None:
-        axes[0].figure.suptitle(to_plain_text(style.title))
+        axes[0].figure.suptitle(_plain(style.title))
     _name_sides(axes, rows, columns)
     if meaning is not None and style.bar:
         masked = any(panel.hidden is not None and panel.hidden.any() for panel in panels)
-        label = to_plain_text(meaning) + (" (hatched: masked)" if masked else "")
+        label = _plain(meaning) + (" (hatched: masked)" if masked else "")
         extend = "max" if any((panel.cells > norm.vmax).any() for panel in panels) else "neither"
         axes[0].figure.colorbar(drawn, ax=list(axes), label=label, extend=extend)
     return axes if several else axes[0]
@@ -149,11 +152,11 @@ def _one(axis: Any, panel: Panel, shape: tuple[int, int], norm: Any, floor: floa
     return drawn
 
 
-def write_numbers(axis: Any, panel: Panel, drawn: Any, write: Callable[[float], str] | None = None) -> None:
+def _write_numbers(axis: Any, panel: Panel, drawn: Any, write: Callable[[float], str] | None) -> None:
     """The number of each cell, black or white, whichever is told better from the cell's colour; a masked 0 is 0.
 
     Nothing is written where there are many cells, where the numbers do not fit their cells, or would need more than
-    four decimals. `write`: how numbers are written where they fit in this way.
+    four decimals. `write`: see `Style`.
     """
     if max(panel.cells.shape) > WRITTEN:
         return
@@ -223,7 +226,7 @@ def _set_words(axis: Any, way: Any, side: Side, outer: bool) -> None:
     letter = float(require("matplotlib", "plot", "plot()").rcParams["font.size"])
     size = min(letter, max(room / (1.15 * max(side.length, 1)), SMALL))
     step = math.ceil(1.15 * size * side.length / room - 1e-9)
-    words = [to_label(str(side.words[p])) for p in range(0, side.length, step)]
+    words = [_plain(short(str(side.words[p]), LABEL)) for p in range(0, side.length, step)]
     widest = 0.65 * size * max(map(len, words), default=0)
     way.set_ticks(range(0, side.length, step), words if outer else [""] * len(words), fontsize=size)
     way.set_tick_params(rotation=90 if across and widest > room / max(len(words), 1) else 0)
@@ -239,11 +242,6 @@ def _check_words(side: Side) -> None:
         raise ClearheadError(f"{name} has {len(words)} words for {side.length} positions; pass one for each.")
 
 
-def to_label(word: str) -> str:
-    """The word of one row or column, cut where it is long: matplotlib gives a label all the room that it takes."""
-    return to_plain_text(word if len(word) <= LABEL else f"{word[: LABEL - 1]}…")
-
-
-def to_plain_text(text: str) -> str:
+def _plain(text: str) -> str:
     """The text as matplotlib shows it: printable, so that an SVG is XML, and without mathematics, which is $…$."""
     return printable(text).replace("$", r"\$")

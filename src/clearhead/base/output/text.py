@@ -67,8 +67,11 @@ def _outline(one: Any) -> str:
         return "{" + ", ".join(f"{name!r:.30}: {_outline(each)}" for name, each in list(one.items())[:3]) + "}"
     if callable(one):
         return getattr(one, "__name__", type(one).__name__)
-    text = said(one, lambda: repr(one)).partition("\n")[0]
-    return text if len(text) <= 40 else f"{text[:39]}…"
+    return short(said(one, lambda: repr(one)).partition("\n")[0], 40)
+
+
+def short(text: str, most: int = 120) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def escaped(text: str, lines: bool = False) -> str:

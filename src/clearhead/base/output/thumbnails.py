@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from clearhead.base.output.pictures import Array, Panel
-from clearhead.base.output.text import escaped
+from clearhead.base.output.text import escaped, short
 
 MASKED, NAN, LEAST = 0, 1, 2  # colours by number: grey, red, and then the ramp
 RAMP = np.array([(247, 252, 240), (186, 228, 188), (67, 162, 202), (8, 64, 129)], dtype=float)
@@ -65,7 +65,3 @@ def table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     )
     more = f"<p>… {len(rows) - ROWS} more</p>" if len(rows) > ROWS else ""
     return f'<div style="overflow-x:auto"><table><tr>{head}</tr>{body}</table></div>{more}'
-
-
-def short(text: str, most: int = 120) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"

@@ -65,9 +65,7 @@ def word_list(name: str, words: Any, *sequences: Any) -> list[str] | None:
 
 def ids_of(words: Any) -> Tensor | None:
     """The ids of tokens, (B, L), of integers (L,) or (B, L); None for what is no tensor of ids."""
-    if not isinstance(words, Tensor | np.ndarray) or words.ndim not in (1, 2):
-        return None
-    if not is_whole(words):
+    if not isinstance(words, Tensor | np.ndarray) or words.ndim not in (1, 2) or not is_whole(words):
         return None
     ids = to_tensor(words, "tokens").detach()
     return ids if ids.ndim == 2 else ids[None]

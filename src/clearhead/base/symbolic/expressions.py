@@ -6,7 +6,7 @@ program that a page computes, and the formula of its gradient. Each operation is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -37,7 +37,10 @@ class Operand:
 
     value: Tensor
     axes: tuple[str, ...]
-    shape: torch.Size
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.value.shape
 
     @property
     def ndim(self) -> int:
@@ -73,7 +76,6 @@ class Expression(Operand):
         self.name, self.inputs, self.options = name, inputs, options
         values = [_values(x) for x in inputs]
         self.value: Tensor = OPERATIONS[name].compute(*values, **options)
-        self.shape = self.value.shape
         self.axes = OPERATIONS[name].axes(self) if axes is None else axes
 
     @property
@@ -111,34 +113,6 @@ def _values(x: Any) -> Any:
 def _flat(inputs: Sequence[Any]) -> Iterator[Any]:
     for x in inputs:
         yield from _flat(x) if isinstance(x, list) else [x]
-
-
-class Leaf(Operand):
-    """A named operand without numbers."""
-
-    def __init__(self, name: str, axes: tuple[str, ...], shape: torch.Size) -> None:
-        self.name, self.axes, self.shape = name, axes, shape
-
-
-def outline(x: Any) -> Any:
-    """x without its numbers: its formula, its code and its tree are the same. `computed` gives its numbers again."""
-    if isinstance(x, Expression):
-        found = Expression.__new__(Expression)
-        found.name, found.options, found.axes, found.shape = x.name, x.options, x.axes, x.shape
-        found.inputs = tuple(map(outline, x.inputs))
-        return found
-    if isinstance(x, Operand):
-        return Leaf(getattr(x, "name", "?"), x.axes, x.shape)
-    return list(map(outline, x)) if isinstance(x, list) else x
-
-
-def computed(x: Any, operands: Mapping[str, Operand]) -> Any:
-    """The expression of an outline, computed from operands by name."""
-    if isinstance(x, Expression):
-        return Expression(x.name, tuple(computed(each, operands) for each in x.inputs), x.options, x.axes)
-    if isinstance(x, Leaf):
-        return operands[x.name]
-    return [computed(each, operands) for each in x] if isinstance(x, list) else x
 
 
 # ---- Formula, code, tree for a page, and gradients of an expression

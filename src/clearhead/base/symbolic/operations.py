@@ -155,7 +155,7 @@ class _Lead(Operand):
     """All axes of an operand but the last."""
 
     def __init__(self, whole: Operand) -> None:
-        self.axes, self.shape = whole.axes[:-1], whole.shape[:-1]
+        self.axes, self.value = whole.axes[:-1], whole.value[..., 0]
 
 
 def _softmax_write(x: Expression, places: Places, view: View) -> Text:

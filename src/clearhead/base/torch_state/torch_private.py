@@ -256,7 +256,9 @@ def remove_hooks(module: Any, ours: Callable[[Any], bool]) -> None:
 @requires("to see what a checkpoint repeats", "torch.utils.checkpoint._checkpoint_without_reentrant_generator")
 def generator_of_checkpoints() -> str:
     """The name of the generator in `torch.utils.checkpoint` around a function that runs again."""
-    return "_checkpoint_without_reentrant_generator"
+    name = "_checkpoint_without_reentrant_generator"
+    since_2_15 = f"{name}_impl"  # `checkpoint` calls this one, and not the other
+    return since_2_15 if hasattr(torch.utils.checkpoint, since_2_15) else name
 
 
 @requires(_MODULES, "torch.nn.Module._call_impl")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -132,6 +133,15 @@ def contents(tensor: Tensor | np.ndarray) -> str:
     """A text that differs where shapes, dtypes or numbers do."""
     held = torch.from_numpy(tensor) if isinstance(tensor, np.ndarray) else tensor
     return f"{tuple(held.shape)} {str(held.dtype).removeprefix('torch.')} {digest(held):x}"
+
+
+def compute_checksum(text: str, tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of a text, and of tensors with their names, dtypes and shapes."""
+    found = hashlib.sha256(text.encode())
+    for name, tensor in sorted(tensors.items()):
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def without_addresses(text: str) -> str:

@@ -72,14 +72,15 @@ class _Flash(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, mask: Tensor | None, causal: bool
     ) -> Tensor:
         output, logsumexp = flash(query, key, value, 0.0, causal, attn_mask=mask, scale=scale)
-        ctx.save_for_backward(query, key, value, output, logsumexp, mask)
+        # the smallest first: a checkpoint that runs again by another function is an error, and no wrong gradient
+        ctx.save_for_backward(logsumexp, query, key, value, output, mask)
         ctx.scale, ctx.causal = scale, causal
         return output  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         grad = grads[0]
-        *inputs, output, logsumexp, mask = in_memory_still(ctx.saved_tensors)
+        logsumexp, *inputs, output, mask = in_memory_still(ctx.saved_tensors)
         again = torch.is_grad_enabled()
         if again or has_own_dispatch(grad):
             return (*_by_blocks(inputs, grad, ctx, mask, again), None, None, None)

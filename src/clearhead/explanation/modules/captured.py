@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from inspect import BoundArguments, signature
 from typing import Any, NamedTuple, NoReturn
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from clearhead._attention import Arguments, Attended
+from clearhead._attention import Arguments
 from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.keyword_hints import raise_unknown_keywords
 from clearhead.base.torch_state.contexts import without_autocast
@@ -73,30 +73,19 @@ class Captured(NamedTuple):
 
 
 def capture_call(module: RecordingModule, given: BoundArguments) -> Captured:
-    """Run a copy of the module that shares its parameters, and keep the arguments of its call of `attention`."""
-    found: list[Captured] = []
-
-    def keep(query: Any, key: Any, value: Any, *, fresh: bool = False, cross: bool = False, **options: Any) -> Attended:
-        call = Arguments(query, key, value, **options)
+    """Run a copy of the module no further than to its call of `attention`, and compute that call. No hook runs."""
+    with torch.random.fork_rng(devices=[]):  # the module's next call draws the same dropout
+        call = _reach(module, given, hooks=False)
         problem = call.problem(by_tile=True)
         with without_autocast(problem.sizes.device):
             output = problem.sizes.restore(run(problem, choose(problem, None), None))
-        found.append(Captured(call, problem, output))
-        return Attended(output if isinstance(query, Tensor) else output.detach().numpy(), problem)
-
-    twin = _make_twin(module, keep)
-    _call(twin.forward, module, twin, given)
-    return found[0]
-
-
-class _Stopped(Exception):
-    """Raised in place of a module's attention."""
+    return Captured(call, problem, output)
 
 
 def reach_call(
     who: str, module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]
 ) -> tuple[Arguments, RecordingModule, dict[str, Any]]:
-    """Run a copy of the module, which shares its parameters, no further than to its attention.
+    """Run a copy of the module, with its hooks, no further than to its attention.
 
     `who`: the function that was given the module, for errors. Returns the call of attention, the module as one of
     clearhead's, and the arguments of its call by their names.
@@ -109,32 +98,27 @@ def reach_call(
         )
     given = bind_module(who, module, inputs, keywords)
     module = as_ours(module)
+    with torch.no_grad():
+        return _reach(module, given, hooks=True), module, given.arguments
+
+
+class _Stopped(Exception):
+    """Raised in place of a module's attention."""
+
+
+def _reach(module: RecordingModule, given: BoundArguments, hooks: bool) -> Arguments:
+    """The call of `attention` that a copy of the module makes, over the same parameters.
+
+    The module's record and caches stay as they are. Parameters that a first call makes are made in the copy alone.
+    """
     found: list[Arguments] = []
 
     def stop(query: Any, key: Any, value: Any, *, fresh: bool = False, cross: bool = False, **options: Any) -> NoReturn:
         found.append(Arguments(query, key, value, **options))
         raise _Stopped
 
-    twin = _make_twin(module, stop)
-    with suppress(_Stopped), torch.no_grad():
-        _call(twin, module, twin, given)
-    return found[0], module, given.arguments
-
-
-def _make_twin(module: RecordingModule, attend: Callable[..., Any]) -> RecordingModule:
-    """A copy of the module, over the same parameters, that calls `attend` in place of `_attend`.
-
-    The module's record stays as it is. Parameters that a first call makes are made in the copy alone.
-    """
-    twin = copy.deepcopy(module) if any(map(is_lazy, module.parameters())) else copy.copy(module)
-    twin.__dict__["_attend"] = attend
-    return twin
-
-
-def _call(forward: Callable[..., Any], module: RecordingModule, twin: RecordingModule, given: BoundArguments) -> None:
-    """Run the twin by `forward`. It writes to a copy of a cache, and takes keys that the module prepared as its own."""
-
     def of_twin(one: Any) -> Any:
+        """An argument for the copy: a copy of a cache, and keys that the module prepared as the copy's own."""
         if isinstance(one, KeyValueCache):
             branch = copy.deepcopy(one)
             branch._module = twin if one._module is module else one._module
@@ -142,5 +126,9 @@ def _call(forward: Callable[..., Any], module: RecordingModule, twin: RecordingM
         mine = isinstance(one, PreparedKeys) and one._by == id(module)
         return PreparedKeys(one._key, one._value, twin) if mine else one
 
-    with torch.random.fork_rng(devices=[]):  # the module's next call draws the same dropout
+    twin = copy.deepcopy(module) if any(map(is_lazy, module.parameters())) else copy.copy(module)
+    twin.__dict__["_attend"] = stop
+    forward = twin if hooks else twin.forward
+    with suppress(_Stopped), torch.random.fork_rng(devices=[]):
         forward(*map(of_twin, given.args), **{name: of_twin(one) for name, one in given.kwargs.items()})
+    return found[0]

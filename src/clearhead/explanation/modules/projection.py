@@ -8,13 +8,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from clearhead.base.output.text import outlined
+from clearhead.base.output.text import with_outline
 from clearhead.base.symbolic.expressions import call, cat, short, side_by_side
 from clearhead.base.symbolic.steps import Operand, Step, made
 from clearhead.explanation.shown import Shown
 from clearhead.nn.rotary_embedding import RotaryEmbedding
 
 
+@with_outline
 class Norm(NamedTuple):
     """A layer norm of each vector, or an RMS norm where `centred` is False. weight, bias: (width,)."""
 
@@ -27,9 +28,6 @@ class Norm(NamedTuple):
         """The norm with its parameters in the dtype of `like`."""
         weight, bias = (None if t is None else t.to(like) for t in (self.weight, self.bias))
         return self._replace(weight=weight, bias=bias)
-
-    def __repr__(self) -> str:
-        return outlined(self)
 
 
 def norm_steps(norm: Norm, before: Step, name: str, result: str) -> list[Step]:
@@ -136,6 +134,7 @@ ATTENDS = (
 JOINED = ("B", "Lq", "in")
 
 
+@with_outline
 class Linear(NamedTuple):
     """A linear layer: weight (out, in), bias (out,) or None."""
 
@@ -154,9 +153,6 @@ class Linear(NamedTuple):
     def to(self, like: Tensor) -> Linear:
         """A copy in another dtype."""
         return Linear(self.weight.to(like).clone(), None if self.bias is None else self.bias.to(like).clone())
-
-    def __repr__(self) -> str:
-        return outlined(self)
 
 
 def projection_steps(layer: Linear, source: Step, name: str, result: str, why: str) -> list[Step]:

@@ -4,11 +4,13 @@ with equal tokens, which are intervals where keys and queries are sorted by toke
 from __future__ import annotations
 
 import math
+from operator import and_
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from clearhead.base.user_functions.rules import Joined
 from clearhead.masks._spans import Edges, Residual, Spans, all_keys, intersection, of_intervals
 from clearhead.problem.problem import Problem
 from clearhead.problem.visible import Visible, visible
@@ -37,7 +39,8 @@ def among(problem: Problem, queries: Tensor | None) -> Problem:
         spans = spans._replace(stop=torch.minimum(spans.stop, torch.where(queries, sizes.keys, 0)))
     if residual is not None:
         reads = () if problem.bias is None else problem.bias.reads
-        spans = spans._replace(residual=_both(spans.residual, residual), reads=spans.reads + reads)
+        both = residual if spans.residual is None else Joined(and_, spans.residual, residual)
+        spans = spans._replace(residual=both, reads=spans.reads + reads)
     return problem._replace(visible=visible(spans, sizes))
 
 
@@ -51,10 +54,6 @@ def _finite(problem: Problem) -> Residual | None:
         return bias.tile(batch, heads, queries, keys, sizes) != -torch.inf
 
     return finite
-
-
-def _both(one: Residual | None, other: Residual) -> Residual:
-    return other if one is None else lambda *sides: one(*sides) & other(*sides)
 
 
 def uniform(problem: Problem) -> Problem:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
@@ -73,9 +73,7 @@ class Attention:
     def find(self, name: Literal["entropy", "received", "distance", "output"]) -> Tensor:
         """A statistic by its name in `Found`: the entropy in nats, the mean distance in positions, (B, H, Lq), or the
         weight that each key receives from all queries, (B, H, Lk)."""
-        found: Tensor | None = getattr(self._found, name)
-        assert found is not None
-        return found
+        return cast(Tensor, getattr(self._found, name))
 
     def moved(self, name: str) -> Tensor:
         """Σ_j w_ij norms_j, (B, H, Lq); where one head's weights stand for all, of each head of the norms."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import Array, to_tensor
+from clearhead.base.arrays import Array, is_dense, is_whole, shown
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_count
 from clearhead.base.shapes import placed
 from clearhead.inspection.reductions.base import Reduction
+from clearhead.masks._read import as_tensor
 from clearhead.problem.partial import log_sum_exp, rows_of
 from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Found, Summary
@@ -230,14 +230,15 @@ class Mass(Reduction):
     def _members(self, problem: Problem) -> Tensor:
         """(B or 1, Lk, G): 1 where a key belongs to a group."""
         sizes, keys = problem.sizes, problem.sizes.keys
-        groups = placed(self._as_tensor(), sizes.device, "Mass: groups")
+        groups = as_tensor(self.groups, "Mass: groups")
         shape, is_bool = tuple(groups.shape), groups.dtype == torch.bool
-        fits = len(shape) == 2 if is_bool else shape[:-1] in ((), (1,), (sizes.batch,))
-        if not fits or shape[-1:] != (keys,) or groups.is_floating_point() or groups.is_complex():
+        fits = len(shape) == 2 if is_bool else is_whole(groups) and shape[:-1] in ((), (1,), (sizes.batch,))
+        if not fits or shape[-1:] != (keys,) or not is_dense(groups):
             raise ShapeError(
-                f"Mass: groups is {groups.dtype} {shape}; expected the group of each key, integers ({keys},) or "
+                f"Mass: groups is {shown(groups)}; expected the group of each key, integers ({keys},) or "
                 f"({sizes.batch} or 1, {keys}), or bool (groups, {keys})."
             )
+        groups = placed(groups, sizes.device, "Mass: groups")
         if is_bool:
             return groups.to(problem.key.dtype).T.unsqueeze(0)
         groups = groups.long().reshape(-1, keys)
@@ -253,20 +254,6 @@ class Mass(Reduction):
                 "gaps: torch.unique(groups, return_inverse=True)[1]."
             )
         return (groups.unsqueeze(-1) == torch.arange(count, device=sizes.device)).to(problem.key.dtype)
-
-    def _as_tensor(self) -> Tensor:
-        given = self.groups
-        if isinstance(given, list | tuple):
-            try:
-                given = np.asarray(given)
-            except ValueError as ragged:
-                raise ClearheadError(f"Mass: groups is no array: {ragged}.") from None
-        groups: Tensor = to_tensor(given, "Mass: groups")
-        if groups.layout != torch.strided:
-            raise ClearheadError(
-                f"Mass: groups has the layout {groups.layout}; pass a dense tensor: groups.to_dense()."
-            )
-        return groups
 
     def summary(self, problem: Problem) -> Summary:
         return Summary(groups=self._members(problem))

@@ -251,6 +251,7 @@ WHY = {
     "labels": "labels are shifted before a sequence is shared out, and the loss is divided by the number of labels on "
     "all ranks: take part.loss(output.logits), of part = clearhead.distributed.shard_batch(batch, layout)",
     "past_key_values": CACHE,
+    "cache": CACHE,  # its name since transformers 5.24
     "use_cache": f"{CACHE}, else pass use_cache=False",
 }
 

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from clearhead.base.arrays import accumulated
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.managers import Uninterrupted
-from clearhead.base.output.text import listed, outlined, said
+from clearhead.base.output.text import listed, said, with_outline
 from clearhead.base.torch_state.contexts import without_autocast
 from clearhead.explanation.modules.projection import Linear
 from clearhead.models.causes.frozen import Frozen, Written, first_run
@@ -32,6 +32,7 @@ from clearhead.models.watch import watch_own
 Answers = Each | Sequence[Sequence[int]]  # or several for each sequence, or for all alike
 
 
+@with_outline
 @dataclass(frozen=True, eq=False, repr=False)
 class AttributedCall(Call):
     """What the heads of one attention call add to the logit.
@@ -54,9 +55,6 @@ class AttributedCall(Call):
     def _by_head(self) -> Mapping[str, Iterable[object]]:
         means = self.heads.mean(0).tolist()
         return {"head": range(len(means)), "attribution": means}
-
-    def __repr__(self) -> str:
-        return outlined(self)
 
 
 class LogitAttribution(HeadNumbers, Calls[AttributedCall]):
@@ -214,9 +212,8 @@ def _answers_of(given: Any) -> Tensor | None:
 def _asked(given: dict[str, Any], several: dict[str, Tensor]) -> list[dict[str, Any]]:
     """The arguments of each answer. `several`: those that have more than one, (B or 1, K)."""
     shapes = {name: tuple(numbers.shape) for name, numbers in several.items()}
-    if len({shape[1:] for shape in shapes.values()}) > 1 or any(
-        len(shape) > 2 or 0 in shape for shape in shapes.values()
-    ):
+    wrong = any(len(shape) > 2 or 0 in shape for shape in shapes.values())
+    if wrong or len({shape[1:] for shape in shapes.values()}) > 1:
         raise ShapeError(
             f"logit_attribution: several answers have the shapes {shapes}; expected (B, K) or (1, K), one K from 1 on."
         )
@@ -264,17 +261,15 @@ def _attributions(
     mixed = [call.layer for number, call in enumerate(seen.calls) if number not in apart]
     if mixed:
         warnings.warn(
-            f"logit_attribution: the heads of {listed(map(str, mixed))} are not told apart, because no linear layer "
-            "was given their outputs side by side. What they add counts among the others, by the names of the layers "
-            "that write it. For the effect of each head run ch.models.sweep(model, lambda layer, head: "
-            "ch.edits.Ablate(layer, head), inputs, ch.models.logit_difference(token)).",
+            f"logit_attribution: the heads of {listed(map(str, mixed))} are not told apart: no linear layer was given "
+            "their outputs side by side. What they add counts among the others. For each head run ch.models.sweep("
+            "model, lambda layer, head: ch.edits.Ablate(layer, head), inputs, ch.models.logit_difference(token)).",
             stacklevel=3,
         )
     if frozen.bends:
         warnings.warn(
-            f"logit_attribution: behind its last block the model computes {', '.join(dict.fromkeys(frozen.bends))} of "
-            "what the residual stream holds, which is not linear: the parts are taken at the slope of this run, and do "
-            "not add up to the logit. What is missing is in remainder.",
+            f"logit_attribution: behind its last block the model computes {', '.join(dict.fromkeys(frozen.bends))}, "
+            "which is not linear: the parts do not add up to the logit. What is missing is in remainder.",
             stacklevel=3,
         )
     return found

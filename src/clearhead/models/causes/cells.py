@@ -35,12 +35,11 @@ def checked_sides(over: Any, who: str) -> tuple[Over, ...]:
 
 def cells_of(calls: Sequence[AttentionCall], sides: Sequence[Over]) -> Iterator[Cell]:
     """Every cell of these sides, for each layer that made a call."""
-    known: dict[tuple[Any, ...], None] = {}
+    found: list[tuple[Any, ...]] = []
     for call in calls:
         every = {"layer": [call.layer.column], "head": range(call.shape[1]), "position": range(call.shape[2])}
-        for cell in itertools.product(*(every[side] for side in sides)):
-            known[cell] = None
-    return (dict(zip(sides, cell, strict=True)) for cell in known)
+        found += itertools.product(*(every[side] for side in sides))
+    return (dict(zip(sides, cell, strict=True)) for cell in dict.fromkeys(found))
 
 
 def edits_of(make_edit: Callable[..., Any], cell: Cell, who: str) -> list[Edit]:
@@ -62,27 +61,24 @@ def measured(model: nn.Module, cells: Sequence[Sequence[Edit]], inputs: Any, met
             edits.append(mine)
     with edit_own(model, edits):
         output = run(model, inputs if len(cells) == 1 else _repeated(inputs, count, len(cells)))
-    if len(cells) == 1:
-        return [float(number_of(metric, output).detach())]
-    return [float(number_of(metric, _split(output, count, len(cells), place)).detach()) for place in range(len(cells))]
+    outputs = [output] if len(cells) == 1 else (_split(output, count, len(cells), n) for n in range(len(cells)))
+    return [float(number_of(metric, one).detach()) for one in outputs]
 
 
 def number_of(metric: Callable[[Any], Any], output: Any) -> Tensor:
     """The metric of an output, a tensor () of float64: a number, or the mean of one for each sequence."""
     found = metric(output)
     try:
-        if torch.is_complex(torch.as_tensor(found, device="cpu")):
-            raise TypeError("it is complex")
-        numbers = torch.as_tensor(found, dtype=torch.float64, device="cpu")
+        numbers = torch.as_tensor(found, dtype=None if hasattr(found, "dtype") else torch.float64, device="cpu")
     except (TypeError, ValueError, RuntimeError):
         numbers = torch.empty(0, dtype=torch.float64, device="cpu")
-    if numbers.ndim > 1 or not numbers.numel():
+    if numbers.ndim > 1 or not numbers.numel() or numbers.is_complex():
         what = f"{tuple(found.shape)} of {found.dtype}" if isinstance(found, Tensor) else repr(found)[:60]
         raise ClearheadError(
             f"sweep: the metric gave {what}; expected a number, or one for each sequence, (B,). With batch > 1, parts "
             "of the output without a dimension of sequences, such as a loss, are None."
         )
-    return numbers.mean()
+    return numbers.double().mean()
 
 
 def sequences_of(inputs: Any, calls: Sequence[AttentionCall]) -> int:

@@ -97,9 +97,8 @@ def attribution_patching(
     effects = [probe.effect(own, grads) for own in edits]
     if probe.held:
         warnings.warn(
-            f"attribution_patching: some edits change a layer and leave the output of {probe.held}, behind it, as it "
-            "was without edits. If they hold it there, as path patching does, the estimate is wrong: it counts what "
-            f"{probe.held} would do about the change. Use ch.models.sweep, or compare effect with exact.",
+            f"attribution_patching: some edits change a layer and leave the output of {probe.held}, behind it. If they "
+            "hold it there, as path patching does, the estimate is wrong: use ch.models.sweep.",
             stacklevel=2,
         )
     before, shown = float(plain.detach()), [math.nan] * len(cells)
@@ -130,7 +129,7 @@ class Probe(Editor):
     """Keeps each call of a run, and then says what edits of the calls change to first order."""
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__(model, [], own=True)
+        super().__init__(model, [Edit()], own=True)  # of every call
         self.met: list[Met] = []
         self.run: tuple[Met, ...] = ()  # those of the run that has ended
         self.held = ""  # a layer that the edits of some cell left as it was, behind a layer that they changed
@@ -138,9 +137,6 @@ class Probe(Editor):
     @property
     def idle(self) -> bool:
         return get_mode().backward or super().idle  # a checkpoint runs a part of the model again
-
-    def meets(self, site: Site) -> bool:
-        return True
 
     def change(self, problem: Problem, site: Site, dropout_p: float, unmasked: Unmasked | None = None) -> Change:
         with torch.no_grad(), without_function_modes():
@@ -150,13 +146,11 @@ class Probe(Editor):
                 unmasked = Unmasked(copied(unmasked.query), copied(unmasked.blind))
             return Change(kept, self.spot(problem, site, dropout_p, unmasked), [], self.inside)
 
-    def accept(self, change: Change, name: str, call: InterceptedCall) -> None:
-        super().accept(change, name, call)
+    def before(self, call: InterceptedCall) -> None:
+        super().before(call)
         call.ran = None
         if not torch.is_grad_enabled():
-            raise UnsupportedError(
-                f"{name} computes attention without gradients, as under torch.no_grad(): use ch.models.sweep."
-            )
+            raise UnsupportedError(f"{self.name(call)} computes attention without gradients: use ch.models.sweep.")
 
     def after(self, call: InterceptedCall, result: Any) -> Any:
         place: Place = call.place  # type: ignore[assignment]  # `accept` raises where it is not known
@@ -173,16 +167,15 @@ class Probe(Editor):
         found = torch.autograd.grad(number, zeros, allow_unused=True) if zeros and number.requires_grad else ()
         if zeros and all(grad is None for grad in found):
             raise ClearheadError(
-                "attribution_patching: the metric has no gradient by the outputs of attention. Compute it from the "
-                "model's output by functions that have gradients, without .item(), argmax or detach(), as "
-                "ch.models.logit_difference(token) does; or use ch.models.sweep, which needs none."
+                "attribution_patching: the metric has no gradient by the outputs of attention. Compute it without "
+                ".item(), argmax or detach(), as ch.models.logit_difference(token); or use ch.models.sweep."
             )
         return [None if grad is None else met.place.gradient(grad) for met, grad in zip(self.run, found, strict=True)]
 
     @torch.no_grad()
     def effect(self, edits: list[Edit], grads: list[Tensor | None]) -> float:
         """The effect of edits on the number, to first order."""
-        self.edits, self.used, self.places = edits, [False] * len(edits), []
+        self.edits, self.used, self.places = edits, set(), []
         total, moved = 0.0, False
         for met, grad in zip(self.run, grads, strict=True):
             change = self.at(met.call.problem, met.call.spot)

@@ -112,13 +112,14 @@ class Frozen:
     def hooked(self) -> Iterator[None]:
         with ExitStack() as stack:
             for name, module in self.model.named_modules():
-                kind = kind_of(module)
+                kind, adapted = kind_of(module), id(module) in self.adapted
+                matrices = [one for one in parts_of(module)[0].values() if one is not None and one.ndim >= 2]
                 if kind is Norm:
                     stack.callback(module.register_forward_hook(_here(self._linear(name))).remove)
                 elif kind is None and "Norm" in type(module).__name__ and not any(module.children()):
                     stack.callback(module.register_forward_hook(_here(self._unknown(name))).remove)
-                elif name not in self.around and (self._learns_matrix(module) or id(module) in self.adapted):
-                    before, after = map(_here, self._cut(name, kind is Linear or id(module) in self.adapted))
+                elif name not in self.around and (matrices or adapted):
+                    before, after = map(_here, self._cut(name, kind is Linear or adapted))
                     # before the caller's hooks, which are a part of the layer
                     stack.callback(module.register_forward_pre_hook(before, with_kwargs=True, prepend=True).remove)
                     stack.callback(module.register_forward_hook(after).remove)
@@ -139,10 +140,6 @@ class Frozen:
         cap = (ends[0] * ends[1]).sum() / ends[0].square().sum()
         coarsest = max((capped.dtype, logits.dtype), key=lambda dtype: torch.finfo(dtype).eps)
         return cap.to(logits.dtype) * given if near(cap * ends[0], ends[1], coarsest) else None
-
-    @staticmethod
-    def _learns_matrix(module: nn.Module) -> bool:
-        return any(weight is not None and weight.ndim >= 2 for weight in parts_of(module)[0].values())
 
     def _call_of(self, x: Tensor) -> int | None:
         """The number of the call whose heads a layer is given now; None where it is given other numbers."""
@@ -255,10 +252,9 @@ def _linearized(norm: Norm, given: Tensor, result: Tensor) -> Tensor | None:
     do where the layer does not tell its ε.
     """
     x, wanted = given.detach().double(), result.detach().double()
-    weight, bias = (None if t is None else t.detach().to(x) for t in (norm.weight, norm.bias))
-    own = x.new_ones(()) if weight is None else weight
-    factors = [own] if weight is None else [own, 1.0 + own]
-    shift = 0.0 if bias is None else bias
+    weight = x.new_ones(()) if norm.weight is None else norm.weight.detach().to(x)
+    factors = [weight] if norm.weight is None else [weight, 1.0 + weight]
+    shift = 0.0 if norm.bias is None else norm.bias.detach().to(x)
     for centred in (norm.centred, not norm.centred):
         inner = x - x.mean(-1, keepdim=True) if centred else x
         size = (inner.square().mean(-1, keepdim=True) + norm.eps).rsqrt()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import math
@@ -16,7 +15,7 @@ from torch import Tensor
 from clearhead.base.errors import ClearheadError
 from clearhead.base.output.pages import write_page
 from clearhead.base.torch_state.torch_private import tree_map_only
-from clearhead.base.torch_state.versions import contents, without_addresses
+from clearhead.base.torch_state.versions import compute_checksum, contents, without_addresses
 from clearhead.models.causes.cells import Cell
 from clearhead.models.edits.base import Edit
 from clearhead.models.edits.from_run import FromRun
@@ -70,7 +69,7 @@ class Kept:
             raise self._another(f"in {', '.join(differ)}")
         self._lines = [_Line(**line) for line in lines]
         if rest:
-            write_page(self._path, f"{whole}\n", "sweep")
+            write_page(self._path, [f"{whole}\n"], "sweep")
 
     @property
     def numbers(self) -> list[float]:
@@ -122,7 +121,7 @@ class Kept:
         """What a line holds."""
         try:
             line = json.loads(text)
-            if line.pop(CHECKSUM) != _compute_checksum(line):
+            if line.pop(CHECKSUM) != compute_checksum(json.dumps(line), {}):
                 raise ValueError("the checksum differs")
         except Exception as error:  # errors of JSON, and of a line that is no object
             raise ClearheadError(
@@ -145,11 +144,7 @@ class Kept:
 
 def _seal_line(line: dict[str, Any]) -> str:
     """A line of the file: what it holds, and the checksum of this."""
-    return json.dumps(line | {CHECKSUM: _compute_checksum(line)})
-
-
-def _compute_checksum(line: Any) -> str:
-    return hashlib.sha256(json.dumps(line).encode()).hexdigest()
+    return json.dumps(line | {CHECKSUM: compute_checksum(json.dumps(line), {})})
 
 
 def _near(some: list[Any], others: list[float]) -> bool:
@@ -169,4 +164,4 @@ def _described(edits: Sequence[Edit]) -> str:
 
 
 def _digest(tensors: Iterable[Tensor | np.ndarray], text: str = "") -> str:
-    return hashlib.sha256("\n".join([text, *map(contents, tensors)]).encode()).hexdigest()
+    return compute_checksum("\n".join([text, *map(contents, tensors)]), {})

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.base.arrays import Integers
+from clearhead.base.arrays import Integers, is_whole
 from clearhead.base.errors import ClearheadError
 from clearhead.base.output.text import brief
 from clearhead.models.interception.padding import Told, given
@@ -75,8 +75,8 @@ def numbers_for(given: Any, batch: int, allowed: range, name: str, device: torch
         numbers = torch.as_tensor(given, device=device)
     except (TypeError, ValueError, RuntimeError):
         numbers = torch.empty(0, dtype=torch.float64, device=device)
-    whole = not (numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool)
-    if not whole or numbers.shape not in ((), (batch,)) or any(n not in allowed for n in numbers.flatten().tolist()):
+    fits = is_whole(numbers) and numbers.shape in ((), (batch,))
+    if not fits or any(n not in allowed for n in numbers.flatten().tolist()):
         raise ClearheadError(
             f"{name} is {brief(given)}; expected a whole number from {allowed.start} to {allowed.stop - 1}, or one for "
             f"each of the {batch} sequences, ({batch},)."
@@ -165,8 +165,8 @@ def next_token_loss(ids: Integers) -> Metric:
 
     def metric(output: Any) -> Tensor:
         logits = logits_of(output)
-        whole = not (tokens.is_floating_point() or tokens.dtype == torch.bool)
-        if tokens.shape != logits.shape[:-1] or not whole or bool((tokens >= logits.shape[-1]).any()):
+        fits = is_whole(tokens) and tokens.shape == logits.shape[:-1]
+        if not fits or bool((tokens >= logits.shape[-1]).any()):
             raise ClearheadError(
                 f"next_token_loss: ids are {tokens.dtype}, {tuple(tokens.shape)}; expected whole numbers below "
                 f"{logits.shape[-1]}, {tuple(logits.shape[:-1])}, for the logits {tuple(logits.shape)}."
@@ -181,8 +181,7 @@ def next_token_loss(ids: Integers) -> Metric:
         pairs = words[:, 1:] & words[:, :-1]  # a token after padding is predicted by padding
         if tokens.shape == words.shape and bool((tokens[:, 1:].to(words.device)[~pairs] >= 0).any()):
             raise ClearheadError(
-                "next_token_loss: by the attention mask of the inputs, some of ids are padding or follow padding, and "
-                "their loss would count. Leave them out: "
+                "next_token_loss: some of ids are padding, or follow padding, by the attention mask. Leave them out: "
                 "next_token_loss(ids.masked_fill(attention_mask * attention_mask.roll(1, 1) == 0, -100))."
             )
 

@@ -82,11 +82,8 @@ class Sweep(HeadNumbers, Table):
         for row in chosen:
             place = names[0].index(row[rows]), names[1].index(row[columns])
             if place in met:
-                other = next((side for side in get_args(Over) if side in row and side not in (rows, columns)), "layer")
-                raise ClearheadError(
-                    f"grid: several cells have {rows} {row[rows]} and {columns} {row[columns]}. Choose one side more, "
-                    f'as in grid("{rows}", "{columns}", {other}={self[0].get(other, 0)!r}).'
-                )
+                there = f"several cells have {rows} {row[rows]} and {columns} {row[columns]}"
+                raise ClearheadError(f"grid: {there}. Choose a number of the third side, such as layer=0.")
             met.add(place)
             found[place] = row["effect"]
         return found, names[0], names[1]

@@ -127,10 +127,8 @@ def before(problem: Problem, edits: Sequence[Edit], spot: Spot) -> Problem:
         read = Versions(tensors)
         new = one.before(problem, spot)
         if (written := read.changed(tensors)) is not None:
-            raise ClearheadError(
-                f"{type(one).__name__}.before wrote to the call's {written[0]}, shape {tuple(written[1].shape)}, which "
-                "is the model's own tensor. Give back another one: problem._replace(…)."
-            )
+            who = f"{type(one).__name__}.before"
+            raise ClearheadError(f"{who} wrote to the model's {written[0]}: give another one, problem._replace(…).")
         # an engine reads memory by these sizes, and the new output must fit in the place of the old
         problem = new if new is problem else checked(new, f"{type(one).__name__}.before", problem)
     return problem
@@ -140,13 +138,8 @@ def gone(edits: Sequence[Edit], spot: Spot) -> np.ndarray:
     """The keys, bool (Lk,), whose weights these edits set to 0 after the softmax."""
     found = np.zeros(len(spot.keys), dtype=bool)
     for one in edits:
-        keys = one.removed(spot)
-        if keys is None:
-            continue
-        if not isinstance(keys, np.ndarray) or keys.dtype != bool or keys.shape != found.shape:
-            got = f"{keys.shape} of {keys.dtype}" if isinstance(keys, np.ndarray) else f"a {type(keys).__name__}"
-            raise ShapeError(f"{type(one).__name__}.removed gave {got}; expected bool {found.shape}, or None.")
-        found |= keys
+        if (keys := one.removed(spot)) is not None:
+            found |= keys
     return found
 
 
@@ -253,9 +246,8 @@ def check_steady(problem: Problem, edits: Sequence[Edit], spot: Spot, name: str)
 
 def _unsteady(name: str, one: Edit) -> UnsupportedError:
     return UnsupportedError(
-        f"{name}: {type(one).__name__} gives another problem, other keys, other weights or another factor each time it "
-        "is asked, so a record would not be of the call that ran. Let it give the same for the same call, with random "
-        "numbers drawn once or from a generator that it seeds; or look at the model outside of the edit's `with`."
+        f"{name}: {type(one).__name__} gives other results each time it is called, so a record would not be of the "
+        "call that ran. Draw random numbers once, or look at the model outside of the edit's `with`."
     )
 
 

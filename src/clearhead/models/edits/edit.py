@@ -117,9 +117,6 @@ def _among_others(editor: Editor) -> Iterator[None]:
             _active.remove(editor)
             if outer is not None:
                 outer.rests = False
-                outer.used = [a or b for a, b in zip(outer.used, editor.used, strict=False)]
-                outer.places += editor.places
-                outer.sites.update(editor.sites)
                 _active.append(outer)
 
 
@@ -168,7 +165,7 @@ class Editor(ModelHandler):
         """`own`: whether the calls of this thread alone are changed."""
         super().__init__(model)
         self.edits: list[Edit] = list(edits)
-        self.used = [False] * len(edits)
+        self.used: set[int] = set()  # the ids of the edits that changed something
         self.outer = 0  # how many of the edits, the first ones, are those of a `with` around this one
         self.rests = False
         self._thread = threading.get_ident()
@@ -188,12 +185,12 @@ class Editor(ModelHandler):
         """Make the changes of the editor around this one first; it rests meanwhile."""
         outer.rests = True
         self.edits, self.outer = [*outer.edits, *self.edits], len(outer.edits)
-        self.used = [False] * len(self.edits)
+        self.used, self.places, self.sites = outer.used, outer.places, outer.sites
 
     def check_used(self) -> None:
         """Raise for an edit that changed nothing; the edits of an outer `with` are told of at its own end."""
-        own = slice(self.outer, None)
-        unused = [one for one, used in zip(self.edits[own], self.used[own], strict=True) if not used]
+        own = self.edits[self.outer :]
+        unused = [one for one in own if id(one) not in self.used]
         if unused:
             some = [place for place in dict.fromkeys(self.places) if place]  # a call may have no queries
             places = ", ".join(f"{place[0]} … {place[-1]}" for place in some[:3])
@@ -203,7 +200,7 @@ class Editor(ModelHandler):
                 f"{unused[0]!r} changed nothing: no call has such a {lacks}. Calls were made by "
                 f"{made_by(self.sites)}, numbered from 0{there}."
             )
-        for one in self.edits[own]:
+        for one in own:
             check_layers(one.layers, self.sites, type(one).__name__)
 
     def before(self, call: InterceptedCall) -> None:
@@ -211,12 +208,9 @@ class Editor(ModelHandler):
         if get_mode().backward:  # the call is of a checkpoint, which runs a part of the model again
             name = self.name(call)
             if self.layers.repeats(name):
-                raise UnsupportedError(
-                    f"{name} was called several times in a run, and which of its layers a checkpoint computes again is "
-                    "not known. Train without checkpoints while editing."
-                )
+                raise UnsupportedError(f"{name} was called several times in a run: edit it without checkpoints.")
         site = self.site(call)
-        if not self.meets(site):
+        if not self._of(site):
             return
         problem, without_mask = call.problem, None
         if problem is None:
@@ -225,13 +219,10 @@ class Editor(ModelHandler):
                 problem = call.masks.problem(query, key, call.score, call.sinks, value)
             without_mask = unmasked(query, call.masks.uniform)
         change = self.change(problem, site, call.dropout_p, without_mask)
-        if change is not None:
-            self.accept(change, site.name, call)
-
-    def accept(self, change: Change, name: str, call: InterceptedCall) -> None:
-        """Change a call: see `after`."""
+        if change is None:
+            return
         if call.place is None:
-            raise UnsupportedError(f"{name} computes attention inside a fused layer, where edit() can't change it.")
+            raise UnsupportedError(f"{site.name} computes attention inside a fused layer: edit() can't change it.")
         self.changes += 1
         call.state, call.ran = change, RanEdited(change)
 
@@ -240,10 +231,6 @@ class Editor(ModelHandler):
         if change is None or call.place is None:
             return result
         return with_weights(change, changed(change, call.place, result))
-
-    def meets(self, site: Site) -> bool:
-        """Whether the calls of a layer are looked at."""
-        return bool(self._of(site))
 
     def _of(self, site: Site) -> list[int]:
         """The numbers of the edits that change a layer."""
@@ -284,7 +271,8 @@ class Editor(ModelHandler):
             heads[i, list(one.heads_of(problem.sizes.heads, name))] = True
             if one.acts(spot):
                 rows[i] = chosen(one.queries, spot.queries, spot.queries.stop)
-            self.used[number] |= bool(rows[i].any())
+            if rows[i].any():
+                self.used.add(id(one))
         for batch, among in self._batches(edits, problem.sizes.batch):
             for numbers, some, queries in _parts(heads[among], rows[among]):
                 yield [self.edits[edits[among[i]]] for i in some], batch, numbers, queries

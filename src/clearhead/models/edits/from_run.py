@@ -80,34 +80,20 @@ class FromRun:
         """The source's call of a layer, which has all positions of its text."""
         call = self.call(site)
         if part in ("query", "output") and call.kind == "self" and call.shape[2] != call.shape[3]:
-            raise ClearheadError(
-                f"{self.who}: the source's call of {call.layer} has {call.shape[2]} queries and {call.shape[3]} keys, "
-                "as a step of a generation. Pass a run on the whole text."
-            )
+            step = f"the source's call of {call.layer} is a step of a generation"
+            raise ClearheadError(f"{self.who}: {step}. Pass a run on the whole text.")
         return call
-
-    def numbers(self, part: Part, spot: Spot) -> list[int]:
-        """The source's head of a key or a value for each of the spot's heads."""
-        whole = self.source if isinstance(self.source, Tensor) else self._whole(part, spot.site).cached_key
-        return [number * whole.shape[1] // spot.all_heads for number in spot.heads]
 
     def tensor(self, part: Part, site: Site | None) -> Tensor:
         """The query, key, value or output of a layer, (B, H or Hk, L, E)."""
         if isinstance(self.source, Tensor):
             return self.source
         call = self._whole(part, site)
+        if part == "output":
+            return call.output
         if part == "value":
-            value = call.value
-        elif part == "output":
-            value = None if call.outcome is None else call.outcome.output
-            if value is None and call.value is not None:  # torch.nn.MultiheadAttention gives no output by head
-                value = call.weights @ call.value
-        else:
-            problem = call.problem
-            return problem.query if part == "query" else problem.key
-        if value is None:
-            raise ClearheadError(f"{self.who}: the source has no {part} of {call.layer}: watch(model, values=True).")
-        return value
+            return call.values()[0]
+        return call.problem.query if part == "query" else call.problem.key
 
     def taken(self, part: Part, spot: Spot, like: Tensor, places: list[int]) -> Tensor:
         """The source's vectors for these heads at these positions of its sequence, (B or 1, h, len(places), E).
@@ -130,7 +116,6 @@ class FromRun:
                 f"{where}, {source.dtype} on {source.device}, and this run's is {like.dtype} on {like.device}. Pass "
                 f"a source of the same kind: source.to({str(like.device)!r}, {like.dtype})."
             )
-        every = list(spot.heads)
-        each = [every[n * len(every) // like.shape[1]] * heads // spot.all_heads for n in range(like.shape[1])]
+        each = [n * heads // spot.all_heads for n in spot.heads]
         numbers = torch.tensor([*each, *places], device=source.device, dtype=torch.long)  # one copy to the device
         return source.index_select(1, numbers[: len(each)]).index_select(2, numbers[len(each) :])

@@ -11,7 +11,7 @@ from torch import Tensor
 from clearhead.base.arrays import accumulated
 from clearhead.base.errors import ClearheadError
 from clearhead.base.numbers import check_count, check_number
-from clearhead.base.output.text import brief, listed
+from clearhead.base.output.text import listed
 from clearhead.models.edits.base import Edit
 from clearhead.models.edits.from_run import FromRun, Source
 from clearhead.models.edits.spot import Spot
@@ -76,11 +76,6 @@ class MapWeights(Edit):
         queries: Positions = None,
     ) -> None:
         super().__init__(layers, heads, queries)
-        if not callable(function):
-            raise ClearheadError(
-                f"MapWeights: function is {brief(function)}; expected a function of the weights (B, h, q, Lk), such as "
-                "lambda w: w / w.sum(-1, keepdim=True)."
-            )
         self.function = function
 
     def weights(self, weights: Tensor, spot: Spot) -> Tensor:
@@ -120,7 +115,7 @@ class Ablate(Edit):
         seed: int = 0,
     ) -> None:
         super().__init__(layers, heads, queries)
-        if not isinstance(kind, str) or kind not in get_args(Kind):
+        if kind not in get_args(Kind):
             raise ClearheadError(f"Ablate: kind is {kind!r:.60}; expected one of {listed(get_args(Kind))}.")
         if (kind == "zero") != (over is None):
             need = "takes no recording: leave out over" if kind == "zero" else "needs a recording: over=recording"
@@ -142,14 +137,16 @@ class Ablate(Edit):
         call = self.over.call(spot.site)
         words = None if call.padding is None else call.padding.queries
         keep = given.new_ones(given.shape[0], given.shape[2]) if words is None else words.to(given)
-        if self.kind == "mean":
-            return _mean(own, keep, (0, 2)).to(output.dtype).expand_as(output).clone()
-        rows = list(spot.rows)
-        taken, keep = self.over.taken("output", spot, own, rows), keep[:, rows]
-        if words is not None and bool((keep.sum(0) == 0).any()):
-            place = rows[int((keep.sum(0) == 0).nonzero()[0])]
-            raise ClearheadError(f"Ablate: position {place} is padding in every sequence of over: it has no mean.")
-        return _mean(taken, keep, (0,)).to(output.dtype).expand_as(output).clone()
+        sides: tuple[int, ...] = (0, 2)
+        if self.kind == "position mean":
+            rows = list(spot.rows)
+            own, keep, sides = self.over.taken("output", spot, own, rows), keep[:, rows], (0,)
+            if bool((keep.sum(0) == 0).any()):
+                place = rows[int((keep.sum(0) == 0).nonzero()[0])]
+                raise ClearheadError(f"Ablate: position {place} is padding in every sequence of over: it has no mean.")
+        own, keep = own.to(accumulated(own.dtype)), keep[:, None, :, None].to(accumulated(own.dtype))
+        mean = (own * keep).sum(sides, keepdim=True) / keep.sum(sides, keepdim=True)
+        return mean.to(output.dtype).expand_as(output).clone()
 
     def _drawn(self, here: int, there: int) -> Tensor:
         """For each sequence of this run a sequence of the other one."""
@@ -157,10 +154,3 @@ class Ablate(Edit):
         own = here == there > 1  # then no sequence gets its own output
         drawn = torch.randint(int(own), there, (here,), generator=generator, device="cpu")
         return (drawn + torch.arange(here, device="cpu") * own) % there
-
-
-def _mean(output: Tensor, keep: Tensor, sides: tuple[int, ...]) -> Tensor:
-    """The mean of outputs (N, h, L, E) over sequences, or positions too, where `keep` (N, L) is 1."""
-    exact = output.to(accumulated(output.dtype))
-    keep = keep.to(exact)[:, None, :, None]
-    return (exact * keep).sum(sides, keepdim=True) / keep.sum(sides, keepdim=True)

@@ -64,7 +64,7 @@ class Patch(Edit):
     ) -> None:
         super().__init__(layers, heads, queries)
         who = type(self).__name__
-        if not isinstance(part, str) or part not in get_args(PatchedPart):
+        if part not in get_args(PatchedPart):
             raise ClearheadError(f"{who}: part is {part!r:.60}; expected one of {listed(get_args(PatchedPart))}.")
         if keys is not None and part not in ("key", "value"):
             raise ClearheadError(f"{who}: keys choose positions of part='key' and part='value'; this is part={part!r}.")
@@ -86,10 +86,8 @@ class Patch(Edit):
             return self._weighted(problem, spot)
         if self.part == "output":
             return problem
-        if self.part != "query" and problem.groups > 1:
-            numbers = self.source.numbers(self.part, spot)
-            if any(numbers[n] != numbers[n - n % problem.groups] for n in range(len(numbers))):
-                problem = _by_head(problem)
+        if self.part != "query":
+            problem = _by_head(problem)  # the source may have more key heads than this run
         tensor = {"query": problem.query, "key": problem.key, "value": problem.value}[self.part]
         if tensor is None:
             return problem
@@ -105,7 +103,7 @@ class Patch(Edit):
         if self.part != "output":
             factor = self.frozen_factor(spot)
             return output if factor is None else output * factor.unsqueeze(-1).to(output.dtype)
-        known = dict(zip(*self._positions(spot), strict=True))
+        known = self._positions(spot)
         here = [n for n, row in enumerate(spot.rows) if row in known]
         new = output.clone()
         new[:, :, here] = self.source.taken("output", spot, output, [known[spot.rows[n]] for n in here])
@@ -119,30 +117,26 @@ class Patch(Edit):
         rows = [row - spot.queries.start for row in spot.rows]
         return factor[:, spot.heads.start : spot.heads.stop][:, :, rows]
 
-    def _positions(self, spot: Spot) -> tuple[list[int], list[int]]:
-        """The positions of this call that have a partner in the source, and their partners."""
+    def _positions(self, spot: Spot) -> dict[int, int]:
+        """The positions of this call that have a partner in the source, with their partners."""
         places = spot.queries if self.part in ("query", "output") else range(spot.keys.start, spot.newest)
         if self.positions is None:
             length = self.source.length(self.part, spot.site)  # type: ignore[arg-type]
             if places.start == 0 and len(places) != length and len(spot.queries) > 1:
                 raise ShapeError(
                     f"{type(self).__name__}: the source's {self.part} has {length} positions, and this run has "
-                    f"{len(places)}. Pass a text of the same length, or positions=([of this text], [of the source]), "
-                    "such as ch.models.match_tokens(tokens, source_tokens) finds."
+                    f"{len(places)}. Pass positions=([of this text], [of the source]), as ch.models.match_tokens gives."
                 )
-            both = [place for place in places if place < length]
-            return both, both
-        both = [place for place in places if place in self.positions]
-        return both, [self.positions[place] for place in both]
+            return {place: place for place in places if place < length}
+        return {place: self.positions[place] for place in places if place in self.positions}
 
     def _places(self, spot: Spot) -> tuple[list[int], list[int]]:
         """The chosen places among the rows or the keys of the call, and their positions in the source."""
-        mine, theirs = self._positions(spot)
         by_query = self.part in ("query", "output")
         start, selected = (spot.queries.start, self.queries) if by_query else (spot.keys.start, self.keys)
         total = spot.queries.stop if by_query else spot.newest
         wanted = chosen(selected, range(total), total)
-        pairs = [(place - start, other) for place, other in zip(mine, theirs, strict=True) if wanted[place]]
+        pairs = [(place - start, other) for place, other in self._positions(spot).items() if wanted[place]]
         if self.part in ("query", "key") and self.source.call_of and spot.turner is not None:
             moved = [(place + start, other) for place, other in pairs if place + start != other]
             turned = turned_by(spot.turner) if moved else ""  # it looks at every module
@@ -150,8 +144,7 @@ class Patch(Edit):
                 raise UnsupportedError(
                     f"{type(self).__name__}: the model turns queries and keys by their position ({turned}), and "
                     f"positions=… pairs position {moved[0][0]} with position {moved[0][1]} of the source. Pass "
-                    "part='value' or part='output'; texts whose words stand at equal positions; or "
-                    "a tensor (B, H, L, E) as the source, turned for the positions of this text."
+                    "part='value' or part='output', or a tensor (B, H, L, E), turned for the positions of this text."
                 )
         return [place for place, _ in pairs], [other for _, other in pairs]
 
@@ -202,6 +195,8 @@ class Freeze(Patch):
 
 def _by_head(problem: Problem) -> Problem:
     """The problem with a key and a value of every query head: those of a group may be replaced by different ones."""
+    if problem.groups == 1:
+        return problem
     value = None if problem.value is None else problem.value.repeat_interleave(problem.groups, 1)
     key = problem.key.repeat_interleave(problem.groups, 1)
     return problem._replace(scores=problem.scores._replace(key=key), value=value)

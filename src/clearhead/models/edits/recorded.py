@@ -18,6 +18,7 @@ from clearhead.engines.choose import choose
 from clearhead.inspection.source import FromRecord
 from clearhead.inspection.weights import Weights
 from clearhead.masks.base import Mask, Spans
+from clearhead.masks.first_keys import FirstKeys
 from clearhead.masks.intervals import Intervals
 from clearhead.models.edits.base import Edit
 from clearhead.models.edits.changed import (
@@ -37,6 +38,7 @@ from clearhead.models.edits.spot import of_weights, without_keys
 from clearhead.models.interception.choice import runs_of
 from clearhead.models.recordings.weights import weights_of
 from clearhead.problem._recorded import RecordedMask
+from clearhead.problem.guard import zero_unseen
 from clearhead.problem.problem import Problem
 from clearhead.problem.record import EVERY, Record, copied, now, record
 from clearhead.problem.region import Region
@@ -62,13 +64,9 @@ class Edited(NamedTuple):
     value: Tensor | None = None
 
 
+@torch.no_grad()
 def edited(change: Change, score: Score, query: Tensor, uniform: Tensor | None, name: str, values: bool) -> Edited:
-    """The call with its edits. `values`: whether its value is kept beside the weights."""
-    with torch.no_grad(), change.inside:
-        return _edited(change, score, query, uniform, name, values)
-
-
-def _edited(change: Change, score: Score, query: Tensor, uniform: Tensor | None, name: str, values: bool) -> Edited:
+    """The call with its edits, inside of `change.inside`. `values`: whether its value is kept beside the weights."""
     problem, spot = change.problem, change.spot
     sizes = problem.sizes._replace(leading=None)
     found, value = problem._replace(value=None), problem.value
@@ -103,7 +101,7 @@ def _edited(change: Change, score: Score, query: Tensor, uniform: Tensor | None,
         factor = torch.where(inside, _among(times, run, sizes.heads), factor)
         if new.visible is not own.visible:
             seen = _of_all(new.visible, run, new.sizes, sizes)
-            found = found._replace(visible=_where(inside, seen, found.visible, sizes))
+            found = found._replace(visible=_where(inside, seen, _mask(found.visible, sizes), sizes))
         bias, pairs = new.bias, inside.unsqueeze(-1)
         if new.scores is not own.scores:
             if _another_query(score, own, new):
@@ -123,7 +121,7 @@ def _edited(change: Change, score: Score, query: Tensor, uniform: Tensor | None,
             found = found._replace(bias=Added(dense=mixed.expand(-1, -1, sizes.queries, sizes.keys)))
     blind = factor == 0  # a row without weights sees nothing
     if bool(blind.any()):
-        found = found._replace(visible=_where(blind, _spans(0, sizes), found.visible, sizes))
+        found = found._replace(visible=_where(blind, FirstKeys(0), _mask(found.visible, sizes), sizes))
         factor = factor.masked_fill(blind, 1.0)
     changed = None if value is problem.value else _of_groups(value, problem, name)
     return Edited(found, None if bool((factor == 1).all()) else factor, query, uniform, changed)
@@ -146,10 +144,7 @@ def _with_value(
     """The value of all query heads, (B, H, Lk, Ev), with that of an edited run of heads."""
     assert value is not None and new is not None
     if not rows.all():
-        raise UnsupportedError(
-            f"{name}: an edit replaces the value for some queries, and a record has one value for all. Watch without "
-            "values=True and gradients=True."
-        )
+        raise UnsupportedError(f"{name}: an edit replaces the value for some queries: watch without values=True.")
     heads = problem.sizes.heads
     value = value.repeat_interleave(heads // value.shape[1], 1) if value.shape[1] != heads else value.clone()
     value[:, run] = new.repeat_interleave((run.stop - run.start) // new.shape[1], 1)
@@ -161,10 +156,7 @@ def _of_groups(value: Tensor | None, problem: Problem, name: str) -> Tensor:
     assert value is not None
     grouped = value.unflatten(1, (-1, problem.groups))  # type: ignore[no-untyped-call]
     if not torch.equal(grouped, grouped[:, :, :1].expand_as(grouped)):
-        raise UnsupportedError(
-            f"{name}: an edit replaces the value for some of the {problem.groups} query heads that share a key head, "
-            "and a record has one for all. Edit all of them, or watch without values=True and gradients=True."
-        )
+        raise UnsupportedError(f"{name}: an edit replaces a value that other query heads share: edit these heads too.")
     return copied(grouped[:, :, 0])
 
 
@@ -179,7 +171,7 @@ def _another_query(score: Score, one: Problem, other: Problem) -> bool:
 
 def _scores(problem: Problem) -> Tensor:
     """The scores of all pairs before the softmax, with the bias."""
-    problem = problem._replace(visible=None)
+    problem = zero_unseen(problem, only_not_finite=True)._replace(visible=None)
     return choose(problem, None).scores(problem)
 
 
@@ -199,9 +191,9 @@ def _among(tensor: Tensor, run: slice, heads: int) -> Tensor:
     return found
 
 
-def _of_all(visible: Visible | None, run: slice, some: Sizes, sizes: Sizes) -> Visible:
+def _of_all(visible: Visible | None, run: slice, some: Sizes, sizes: Sizes) -> Mask:
     """The mask of a run of heads with all heads, of which the others see nothing."""
-    spans = (visible or _spans(sizes.keys, some)).spans
+    spans = _mask(visible, some).lower(some)
     start, stop = (_among(edge.expand(-1, some.heads, -1), run, sizes.heads) for edge in (spans.start, spans.stop))
     gaps = None
     if spans.gaps is not None:
@@ -213,24 +205,18 @@ def _of_all(visible: Visible | None, run: slice, some: Sizes, sizes: Sizes) -> V
         return _among(keep.expand(-1, some.heads, -1, -1), run, sizes.heads)[:, heads]
 
     function = None if spans.residual is None else residual
-    return resolve(RecordedMask(Spans(start, stop, function, spans.reads, gaps), sizes), sizes, as_written=False)
+    return RecordedMask(Spans(start, stop, function, spans.reads, gaps), sizes)
 
 
-def _where(rows: Tensor, one: Visible | None, other: Visible | None, sizes: Sizes) -> Visible:
+def _where(rows: Tensor, one: Mask, other: Mask, sizes: Sizes) -> Visible:
     """The pairs that `one` allows in these rows, bool (B or 1, H, Lq), and `other` in the others."""
     stop = torch.where(rows, sizes.keys, 0)
     inside, outside = (Intervals(torch.zeros_like(stop), end) for end in (stop, sizes.keys - stop))
-    return resolve((inside & _mask(one, sizes)) | (outside & _mask(other, sizes)), sizes, as_written=False)
+    return resolve((inside & one) | (outside & other), sizes, as_written=False)
 
 
 def _mask(visible: Visible | None, sizes: Sizes) -> Mask:
-    return RecordedMask((visible or _spans(sizes.keys, sizes)).spans, sizes)
-
-
-def _spans(stop: int, sizes: Sizes) -> Visible:
-    """A mask by which all queries see the first keys."""
-    start = torch.zeros(1, 1, 1, dtype=torch.int64, device=sizes.device)
-    return resolve(RecordedMask(Spans(start, start + stop), sizes), sizes, as_written=False)
+    return FirstKeys(sizes.keys) if visible is None else RecordedMask(visible.spans, sizes)
 
 
 def with_weights(change: Change, result: Any) -> Any:
@@ -245,23 +231,18 @@ def with_weights(change: Change, result: Any) -> Any:
     shapes = [every, mean, every[1:], mean[1:]] if batch == 1 else [every, mean]
     if not isinstance(given, Tensor) or given.shape not in shapes:
         return result
-    averaged = given.shape in (mean, mean[1:])  # with one head, the weights and their mean are the same
     with torch.no_grad(), change.inside, without_function_modes(), without_autocast(given.device):
         inside = torch.zeros(batch, heads, queries, 1, dtype=torch.bool, device=given.device)
         new = inside.new_zeros(batch, heads, queries, keys, dtype=accumulated(change.problem.query.dtype))
         for sequences, run, rows, weights in changed_weights(change):
             inside[sequences, run].index_fill_(2, rows, True)
             new[sequences, run].index_copy_(2, rows, weights)
-        if averaged:
-            before = change.problem._replace(value=None)
-            old = Weights(FromRecord(now(before._replace(sizes=before.sizes._replace(leading=None))), {})).dense(None)
-            moved = torch.where(inside, new - old, 0.0).mean(1)
-    if averaged:
-        old = given.view(batch, queries, keys)
-        new = torch.where(inside.any(1), (old + moved.to(old.dtype)).detach(), old)  # no head's old gradient is left
-        return (result[0], new.view(given.shape), *result[2:])
-    kept = given.view(new.shape)
-    return (result[0], torch.where(inside, new.to(given.dtype), kept).view(given.shape), *result[2:])
+        if given.shape in (mean, mean[1:]):  # with one head, the weights and their mean are the same
+            plain = change.problem._replace(value=None, sizes=change.problem.sizes._replace(leading=None))
+            moved = torch.where(inside, new - Weights(FromRecord(now(plain), {})).dense(None), 0.0).mean(1)
+            new, inside = given.view(moved.shape) + moved.to(given.dtype), inside.any(1)
+    found = torch.where(inside, new.to(given.dtype), given.view(new.shape))
+    return (result[0], found.view(given.shape), *result[2:])
 
 
 class RanEdited:
@@ -288,6 +269,7 @@ class RanEdited:
 
 def edited_weights(change: Change, numpy: bool = False, kept: Callable[[Problem], Record] = now) -> Weights:
     """The weights of a call with its edits, (B, H, Lq, Lk). `kept`: `record`, where the weights may be read later."""
-    ran = edited(change, Dot(), change.problem.query, None, "the model", values=False)
+    with change.inside:
+        ran = edited(change, Dot(), change.problem.query, None, "the model", values=False)
     problem = ran.problem._replace(sizes=ran.problem.sizes._replace(leading=None))
     return weights_of(FromRecord(kept(problem), {}, numpy), None, ran.factor)

@@ -105,9 +105,8 @@ class Spot(NamedTuple):
         rows, columns = four.shape[-2:]
         if (rows != 1 and rows < self.queries.stop) or (columns != 1 and columns < self.newest):
             raise ShapeError(
-                f"{name} has shape {tuple(tensor.shape)}, and a call has queries up to position "
-                f"{self.queries.stop - 1} and keys up to {self.newest - 1}. Pass one of the whole sequence, (..., Lq, "
-                "Lk), with the tokens that are still to be generated."
+                f"{name} has shape {tuple(tensor.shape)}; expected (..., Lq, Lk) of the whole sequence, of at least "
+                f"{self.queries.stop} queries and {self.newest} keys, with the tokens that are still to be generated."
             )
         if four.ndim == 4 and four.shape[1] != 1:
             if four.shape[1] != self.all_heads:
@@ -162,15 +161,15 @@ def spot_of(problem: Problem, running: Running, site: Site) -> Spot:
     queries, keys, heads = sizes.queries, sizes.keys, sizes.heads
     told = isinstance(sizes.align, int | Tensor)
     total = None if told else running.tokens
+    first, before, filled = 0, 0, keys
     if not told and site.kind == "cross":
         first = 0 if total is None else total - queries
-        return Spot(range(first, first + queries), range(keys), keys, range(heads), heads)
-    if total is None and sizes.align == "upper_left":  # a mask may hide keys after the last query that are there
-        return Spot(range(queries), range(keys), keys, range(heads), heads)
-    if total is None:
-        total = _first(problem, site.name, running) + queries
-    before = 0 if told else max(total - keys, 0)  # the keys that a sliding window has dropped
-    return Spot(range(total - queries, total), range(before, before + keys), min(total, keys), range(heads), heads)
+    elif total is not None or sizes.align != "upper_left":  # whose mask may hide keys after the last query
+        first = _first(problem, site.name, running) if total is None else total - queries
+        total = first + queries
+        before = 0 if told else max(total - keys, 0)  # the keys that a sliding window has dropped
+        filled = min(total, keys)
+    return Spot(range(first, first + queries), range(before, before + keys), filled, range(heads), heads)
 
 
 def _first(problem: Problem, name: str, running: Running) -> int:
@@ -178,11 +177,9 @@ def _first(problem: Problem, name: str, running: Running) -> int:
     sizes = problem.sizes
     align = sizes.align
     if isinstance(align, Tensor):
-        if align.numel() > 1 and bool((align != align.reshape(-1)[0]).any()):
-            raise UnsupportedError(
-                f"{name} was called for sequences whose queries stand at different positions, {align.tolist()}: an "
-                "edit names one position for all. Run the sequences one by one."
-            )
+        if len(set(align.flatten().tolist())) > 1:
+            places = f"queries of {name} stand at the positions {align.tolist()}"
+            raise UnsupportedError(f"{places}, and an edit names one for all. Run the sequences one by one.")
         return int(align.reshape(-1)[0])
     if isinstance(align, int):
         return align

@@ -60,8 +60,7 @@ def read(
     packed = None if use_separate_proj_weight or in_proj_weight is None else in_proj_weight.chunk(3)
     to_query, to_key, to_value = (q_proj_weight, k_proj_weight, v_proj_weight) if packed is None else packed
     assert to_query is not None and to_key is not None and to_value is not None
-    q = _heads(F.linear(query.transpose(0, 1), to_query, biases[0]), num_heads)
-    batch = q.shape[0]
+    batch = query.shape[1]
 
     def projected(
         given: Tensor, weight: Tensor, bias: Tensor | None, learnt: Tensor | None, static: Tensor | None
@@ -73,8 +72,11 @@ def read(
         by_head = _heads(all_heads, num_heads) if static is None else static.view(batch, num_heads, *static.shape[1:])
         return F.pad(by_head, (0, 0, 0, 1)) if add_zero_attn else by_head
 
-    k = projected(key, to_key, biases[1], bias_k, static_k)
-    v = projected(value, to_value, biases[2], bias_v, static_v) if handler.values else None
+    # a checkpoint counts the tensors that autograd keeps, and its second run is not recorded
+    with torch.set_grad_enabled(handler.differentiable and torch.is_grad_enabled()):
+        q = _heads(F.linear(query.transpose(0, 1), to_query, biases[0]), num_heads)
+        k = projected(key, to_key, biases[1], bias_k, static_k)
+        v = projected(value, to_value, biases[2], bias_v, static_v) if handler.values else None
     keys = key.shape[0] if static_k is None else static_k.shape[1]
 
     def convert(mask: Tensor) -> Recorded:
@@ -85,9 +87,9 @@ def read(
     if is_causal and key_padding_mask is None and not need_weights:  # the kernel's flag replaces the mask
         masks = Recorded(Causal(), align="upper_left")
     elif attn_mask is not None:
-        masks = convert(attn_mask if attn_mask.ndim == 2 else attn_mask.view(batch, -1, *attn_mask.shape[1:]))
+        masks = convert(attn_mask if attn_mask.ndim == 2 else attn_mask.view(batch, num_heads, *attn_mask.shape[1:]))
     if key_padding_mask is not None:
-        masks = masks.plus(convert(key_padding_mask.reshape(batch, 1, 1, -1)))
+        masks = masks.plus(convert(key_padding_mask.reshape(batch, 1, 1, keys)))
     if k.shape[2] > keys:  # the keys that are added stand last: query 0 is still at key 0
         masks = replace(masks, align="upper_left")
     place = Projected(out_proj_weight, num_heads, batch_first=False)
@@ -164,4 +166,5 @@ def read_layer(
 
 def _heads(projected: Tensor, heads: int) -> Tensor:
     """A tensor (B, L, E) as (B, H, L, E / H)."""
-    return projected.view(*projected.shape[:2], heads, -1).transpose(1, 2)
+    by_head: Tensor = projected.unflatten(-1, (heads, -1))  # type: ignore[no-untyped-call]
+    return by_head.transpose(1, 2)

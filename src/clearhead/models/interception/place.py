@@ -67,7 +67,8 @@ class Projected(Place):
 
     def gradient(self, grad: Tensor) -> Tensor:
         grad = self._rows(grad) @ self._weight.detach().to(grad.dtype)  # (B, Lq, H · Ev)
-        return grad.view(*grad.shape[:2], self._heads, -1).transpose(1, 2)
+        by_head: Tensor = grad.unflatten(-1, (self._heads, -1))  # type: ignore[no-untyped-call]
+        return by_head.transpose(1, 2)
 
     def changed(
         self, tensor: Tensor, batch: slice, heads: slice, queries: Tensor, old: Callable[[], Tensor], new: Tensor

@@ -174,9 +174,8 @@ def _unlisted(steps: list[Step], name: str) -> list[Step]:
     why = f"{flat.why} {flat.formula}."
     if after.value.numel() != flat.value.numel() or after.value.ndim != 4:
         return [flat.listed(why=why), *steps[start + 1 :]]
-    why, of_layer = why.replace(flat.name, after.name), flat.writes()
-    assert of_layer is not None
-    head = after.listed(why=why, cell=lambda at: of_layer((at[0], *at[2:])))
+    assert flat.made is not None
+    head = after.listed(why=why.replace(flat.name, after.name), made=flat.made.unsqueeze(1))
     return [head, *steps[start + 2 :]]
 
 

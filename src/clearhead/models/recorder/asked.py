@@ -11,7 +11,7 @@ from clearhead.inspection.reductions.base import Reduction
 from clearhead.inspection.reductions.by_query import Output, TopK
 from clearhead.models.interception.choice import Heads, Item, checked_layers, checked_positions, chooses
 from clearhead.models.interception.layers import Site
-from clearhead.models.recordings.means import Means
+from clearhead.models.recordings.reduced import Means
 
 if TYPE_CHECKING:
     from clearhead.models.recordings.attention_call import AttentionCall

@@ -48,12 +48,13 @@ def departure(source: Source, value: Tensor, output: Tensor, left_out: Sequence[
     for some in left_out:
         uncounted = uncounted if some is None else uncounted | some
     share = (off / (_largest(wide) or 1.0)).masked_fill(uncounted, 0.0)
-    place = int(share.flatten().argmax()) if share.numel() else 0
-    sequence, head, query = map(int, np.unravel_index(place, tuple(share.shape)) if share.numel() else (0, 0, 0))
-    error = float(share.flatten()[place]) if share.numel() else 0.0
+    error, at = 0.0, (0, 0, 0)
+    if share.numel():
+        sequence, head, query = map(int, np.unravel_index(int(share.argmax()), tuple(share.shape)))
+        error, at = float(share[sequence, head, query]), (sequence, head, query)
     dtypes = weights.problem.query.dtype, value.dtype, output.dtype  # under autocast they may differ
     tolerance = max(map(ROUNDING.__getitem__, dtypes)) * (1 + _largest(scores.masked_fill(uncounted, 0.0)) / 4)
-    return Departure(error, tolerance, (sequence, head, query))
+    return Departure(error, tolerance, at)
 
 
 def of_call(call: AttentionCall, value: Tensor, output: Tensor) -> Departure:

@@ -15,18 +15,16 @@ from clearhead.models.recorder.departure import Departure
 
 def lost(calls: int) -> str:
     return (
-        f"{calls} calls of scaled_dot_product_attention are not in the record: they were made while the model ran, in "
-        "threads that ran no module. If the model's forward hands its attention to a pool of threads, call a module of "
-        "the model there, or run it in one thread; if they were not the model's, nothing is missing."
+        f"{calls} calls of scaled_dot_product_attention are not in the record: they were made in threads that ran no "
+        "module. If they were the model's, call a module of it in these threads, or run it in one thread."
     )
 
 
 def left(modules: Iterable[str]) -> str:
     """Of modules whose calls were made in other threads alone."""
     return (
-        f"the calls of {listed(modules)} are left out: other threads made them, and a function that runs the model "
-        "itself looks at the calls of its own thread. If the model's forward hands these modules to a pool of threads, "
-        "run it in one thread; if another thread ran the model meanwhile, nothing is missing."
+        f"the calls of {listed(modules)} are left out: other threads made them. If the model's forward hands these "
+        "modules to a pool of threads, run it in one thread; if another thread ran the model, nothing is missing."
     )
 
 
@@ -40,10 +38,9 @@ def nothing_seen(model: nn.Module, others: Iterable[str]) -> str:
         lines.append("Some models make such calls on another one: load it with attn_implementation='sdpa', if it can.")
     lines += others
     lines.append(
-        "Run the model itself inside the `with`, and not what torch.compile() made of it. Recognised are models of "
-        "transformers that use its attention interface, torch.nn.MultiheadAttention and torch.nn's Transformer layers, "
-        "and direct calls of torch.nn.functional.scaled_dot_product_attention; a model that computes attention in its "
-        "own code (DeBERTa, Bloom, GPT-J), or in TorchScript, can be recorded once that code calls one of these."
+        "Run the model itself inside the `with`, and not what torch.compile() made of it. Recognised are models that "
+        "use the attention interface of transformers, torch.nn's attention and Transformer layers, and direct calls of "
+        "scaled_dot_product_attention. Code of one's own (DeBERTa, Bloom, GPT-J) has to call one of these."
     )
     return "\n".join(lines)
 
@@ -69,7 +66,6 @@ def departing(found: Mapping[Site, Departure | None], what: str) -> Iterable[str
 
 def departs(name: str, found: Departure, what: str) -> str:
     return (
-        f"the output of {name} is not that of its {what}: a function that belongs neither to PyTorch nor to "
-        f"transformers computes it, and departs from softmax(score + mask) · value by {found.error:.2g} of the largest "
-        f"value. What that function adds is not in the {what}."
+        f"the output of {name} is not that of its {what}: a function of neither PyTorch nor transformers computes it, "
+        f"and departs from softmax(score + mask) · value by {found.error:.2g} of the largest value."
     )

@@ -43,7 +43,7 @@ from clearhead.models.recorder.layer_notes import Origins, origin_of
 from clearhead.models.recordings.attention_call import AttentionCall, CallContext, CallInputs, CallResult
 from clearhead.models.recordings.cached import alone
 from clearhead.models.recordings.caches import Caches, CallFacts
-from clearhead.models.recordings.call import Outcome, no_key, with_key
+from clearhead.models.recordings.call import Outcome, whole_or_shape, with_key
 from clearhead.models.recordings.equal_keys import comparable
 from clearhead.models.recordings.reduced import ReducedCall, reduced
 from clearhead.problem._recorded import RecordedMask
@@ -168,9 +168,8 @@ class Recorder(ModelHandler):
         value = given.value if self._copies_values else None
         change = self._change(given, site, record.problem, unmasked(query, uniform))
         backend = NAME if given.backend == MASKED else given.backend
-        problem = record.problem
+        problem, name, kind = record.problem, site.name, site.kind
         sizes = problem.sizes
-        name, kind = site.name, site.kind
         in_use = sizes.keys if kind == "cross" else filled(problem, uniform, innermost)
         padding = padding_of(innermost.told, kind, problem, uniform, in_use)
         if self.padding is not None and fits(self.padding, kind, sizes):
@@ -191,8 +190,7 @@ class Recorder(ModelHandler):
             with without_function_modes():
                 keys, values = self.caches.add(name, steps, key, value, fresh=given.arguments is not None)
         if joins:
-            whole = keys.tensor() if keys.whole else no_key(keys)
-            record = record._replace(problem=with_key(problem, whole))
+            record = record._replace(problem=with_key(problem, whole_or_shape(keys)))
         origin = given.origin or origin_of(innermost)
         ids, windows = self._tokens(innermost.ids, sizes), self.stack.windows_of(sizes.batch)
         call = AttentionCall(
@@ -267,7 +265,7 @@ class Recorder(ModelHandler):
 
     def _edited(self, call: AttentionCall, change: Change, joins: bool) -> AttentionCall:
         """The call with the changes of an edit. `joins`: its key is of a chain of keys, which no edit changes."""
-        with without_function_modes(), self.inside:  # an edit of the caller's own may compute attention
+        with without_function_modes(), self.inside, change.inside:  # an edit of one's own may compute attention
             ran = edited(change, call.score, call.query, call.uniform, call.name, self._copies_values)
         problem, mask = ran.problem, call.mask
         if problem.visible is not change.problem.visible and problem.spans is not None:

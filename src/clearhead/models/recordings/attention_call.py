@@ -29,8 +29,7 @@ from clearhead.models.interception.modules import Kind
 from clearhead.models.origins.ran import Origin, check_unwritten
 from clearhead.models.recordings.cached import Cached
 from clearhead.models.recordings.call import Call, Outcome, with_key
-from clearhead.models.recordings.call_diagnosis import case_of
-from clearhead.models.recordings.call_explanation import explain_call
+from clearhead.models.recordings.call_explanation import case_of, explain_call
 from clearhead.models.recordings.weights import weights_of
 from clearhead.problem.problem import Problem
 from clearhead.problem.record import Record

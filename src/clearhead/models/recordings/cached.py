@@ -112,20 +112,11 @@ class Cached(NamedTuple):
         """The keys at these places, (B, Hk, last − first, E), with those that a window had dropped before this call."""
         batch, heads, _, width = self.shape
         found = self.link.new.new_zeros(batch, heads, last - first, width)
-        wanted = [(first, last)]
-        for link, rows in self.before():
-            left = []
-            for low, high in wanted:
-                start, stop = max(low, link.start), min(high, link.start + link.new.shape[2])
-                if start >= stop:
-                    left.append((low, high))
-                    continue
+        for link, rows in reversed(self.before()):  # newer keys take the places of older ones
+            start, stop = max(first, link.start), min(last, link.start + link.new.shape[2])
+            if start < stop:
                 new = link.new[:, :, start - link.start : stop - link.start]
                 found[:, :, start - first : stop - first] = new if rows is None else new[rows]
-                left += [edges for edges in ((low, start), (stop, high)) if edges[0] < edges[1]]
-            wanted = left
-            if not wanted:
-                break
         return found
 
     def before(self) -> list[tuple[Link, Tensor | None]]:

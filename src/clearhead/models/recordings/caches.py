@@ -84,10 +84,7 @@ class Caches:
 
         `fresh`: whether the key is a copy already.
         """
-        with (
-            self._lock,
-            torch.inference_mode(False),
-        ):  # kept tensors are written to, and used, outside of inference mode too
+        with self._lock, torch.inference_mode(False):  # kept tensors are written to outside of inference mode too
             run, turn = self._now.turns.get(name, (-1, 0))
             turn = turn + 1 if run == call.run else 0  # a module may call attention several times
             self._now.turns[name] = call.run, turn
@@ -98,9 +95,8 @@ class Caches:
             if call.kind == "self":
                 self._now.beside = call.run, self._newest[which]
                 self._began = call.run if keys.number == 0 else self._began
-            if value is None:
-                return keys, None
-            return keys, self._add((name, turn, "value"), call, value.detach(), False, own, among)[0]
+            which = (name, turn, "value")
+            return keys, None if value is None else self._add(which, call, value.detach(), False, own, among)[0]
 
     def _add(
         self, which: Which, call: CallFacts, tensor: Tensor, fresh: bool, own: _Chains, among: list[_Chains]
@@ -125,7 +121,7 @@ class Caches:
         else:
             newest, among = _Newest(first(call, tensor, fresh, self._place(call, 0)), call, tensor), []
         own[which] = self._newest[which] = newest
-        return Cached(newest.chain, len(newest.chain.links) - 1), among
+        return newest.cached, among
 
     @contextmanager
     def noting_crops(self) -> Iterator[None]:
@@ -161,8 +157,7 @@ class Caches:
         """The place of a call's first query. `filled`: where its keys end."""
         if call.kind == "self":
             return max(filled or call.filled, call.queries) - call.queries
-        beside = self._beside(call)
-        return None if beside is None else beside.last.query
+        return None if (beside := self._beside(call)) is None else beside.last.query
 
     def _beside(self, call: CallFacts) -> _Newest | None:
         """The self attention that came before a cross attention in the same run."""
@@ -181,8 +176,7 @@ class Caches:
         known, own = self._among(call), is_own(found)
         if known is None or known.shape != found.shape or not bool((known & found).any(1).all()):
             known = found  # the earlier ones have another cache
-        else:
-            known &= found  # in place: the other layers have the same tensor
+        known &= found  # in place: the other layers have the same tensor
         self._now.rows = call.run, known
         return None if own else known
 
@@ -225,15 +219,17 @@ class _Newest:
 
     def __init__(self, cached: Cached, call: CallFacts, tensor: Tensor) -> None:
         self.chain = cached.chain
-        self.chain.run = call.run
-        self._left = call.left(tensor.shape[2])
-        self._queries = call.queries
+        self.chain.run, self._left, self._queries = call.run, call.left(tensor.shape[2]), call.queries
         self._room: Tensor | None = None  # the newest tensor from `_at` on, and room for more; None until it is read
         self._at = 0
 
     @property
     def last(self) -> Link:
         return self.chain.links[-1]
+
+    @property
+    def cached(self) -> Cached:
+        return Cached(self.chain, len(self.chain.links) - 1)
 
     def reject(self, tokens: int) -> None:
         """Note that the cache has dropped the last tokens. Where none of the newest call's is left, the cache goes back
@@ -251,14 +247,14 @@ class _Newest:
 
     def alike(self, tensor: Tensor) -> bool:
         """Whether a tensor differs from the newest in rows and length alone."""
-        mine, other = self.last.new, tensor
-        shapes = [(t.shape[1], t.shape[3], t.dtype, t.device) for t in (mine, other)]
+        mine = self.last.new
+        shapes = [(t.shape[1::2], t.dtype, t.device) for t in (mine, tensor)]
         return type(mine) is Tensor and shapes[0] == shapes[1]
 
     def _mine(self) -> Tensor:
         """The whole tensor of the newest call."""
         if self._room is None:
-            self._room = Cached(self.chain, len(self.chain.links) - 1).tensor()
+            self._room = self.cached.tensor()
         return self._room[:, :, self._at : self._at + self.last.length]
 
     def link(self, call: CallFacts, tensor: Tensor, among: Tensor | None, same_cache: bool = False) -> Link | None:
@@ -267,33 +263,25 @@ class _Newest:
         `same_cache`: the keys are of the cache of the newest call. Where the cache counts tokens, its keys may differ
         by rounding: models with latent attention keep a compressed key, and expand all keys again in each step.
         """
-        last, length = self.last, tensor.shape[2]
-        newest = self._mine()
-        end = length if call.kind == "self" else 0
+        last, length, newest = self.last, tensor.shape[2], self._mine()
+        among = among if call.kind == "cross" else None
+        matches = [None, nearly_equal] if same_cache and call.tokens is not None else [None]
         for moved, filled in self._places(call, newest.shape[2], length):
-            mine, offset = newest, moved
-            if moved < 0:  # the cache was cropped: the window has moved back, over keys that the newest had dropped
-                if last.base + moved < 0:
-                    continue
-                cached = Cached(self.chain, len(self.chain.links) - 1)
-                mine, offset = cached.between(last.base + moved, last.base + newest.shape[2]), 0
-            old = min(filled - call.queries if end else length, last.filled - last.base - moved)
-            if old <= 0:
+            base, mine, offset = last.base + moved, newest, moved
+            old = min(filled - call.queries if call.kind == "self" else length, last.filled - base)
+            if old <= 0 or base < 0:
                 continue
-            pairs = [((0, old), offset)]
-            if filled < length:
-                pairs.append(((filled, length), 0))
-            base = last.base + moved
+            if moved < 0:  # the cache was cropped: the window has moved back, over keys that the newest had dropped
+                mine, offset = self.cached.between(base, last.base + newest.shape[2]), 0
+            pairs = [(0, old, offset)] + [(filled, length, 0)] * (filled < length)
             # where all earlier keys are there, equal keys mean the same sequence. In a window they need not; nor in
             # cross attention of beams, which read one source
-            whole = base == 0 and (call.kind == "self" or among is None)
-            among = None if call.kind == "self" else among
-            rows = find_continued_rows(mine, tensor, pairs, among, whole)
-            if rows is None and same_cache and call.tokens is not None:
-                rows = find_continued_rows(mine, tensor, pairs, among, whole, nearly_equal)
-            if rows is not None:
-                new = copied(tensor[:, :, old:filled])
-                return Link(base, length, base + old, new, base + filled, rows)
+            whole = base == 0 and among is None
+            for match in matches:
+                rows = find_continued_rows(mine, tensor, pairs, among, whole, match)
+                if rows is not None:
+                    new = copied(tensor[:, :, old:filled])
+                    return Link(base, length, base + old, new, base + filled, rows)
         return None
 
     def _places(self, call: CallFacts, before: int, length: int) -> Iterator[tuple[int, int]]:
@@ -313,18 +301,17 @@ class _Newest:
 
     def follow(self, link: Link, call: CallFacts, tensor: Tensor) -> None:
         """Add a link, and keep the whole tensor of its call."""
-        last, self.chain.run, self._left = self.last, call.run, call.left(link.length)
-        self._queries = call.queries
+        last = self.last
+        self.chain.run, self._left, self._queries = call.run, call.left(link.length), call.queries
         self.chain.links.append(link)
         if link.base < last.base:
             self._room, self._at = None, 0  # the copy has no key before the newest ones
         if self._room is None:
             return
         at = self._at + link.base - last.base
-        first, stop = link.start - link.base, link.start - link.base + link.new.shape[2]
-        shared = self._room is self.chain.links[0].new
-        parents = link.parents
-        full = shared or at + link.length > self._room.shape[2]
+        first, parents = link.start - link.base, link.parents
+        stop = first + link.new.shape[2]
+        full = self._room is self.chain.links[0].new or at + link.length > self._room.shape[2]
         if parents is not None or (full and first < stop):
             old = self._room[:, :, at : self._at + last.length][:, :, : link.length]
             old = old if parents is None else old[parents]

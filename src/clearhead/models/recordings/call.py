@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
-from clearhead.base.output.text import said
-from clearhead.base.output.thumbnails import short
+from clearhead.base.output.text import said, short
 from clearhead.base.torch_state.contexts import without_function_modes
 from clearhead.models.interception.layers import LayerName
 from clearhead.models.interception.modules import Kind
@@ -120,6 +119,6 @@ def with_key(problem: Problem, key: Tensor) -> Problem:
     return problem._replace(scores=problem.scores._replace(key=key))
 
 
-def no_key(cached: Cached) -> Tensor:
-    """A tensor of the key's shape that takes the memory of one number."""
-    return cached.link.new.new_zeros(()).expand(cached.shape)
+def whole_or_shape(cached: Cached) -> Tensor:
+    """The key where it is whole; else a tensor of its shape that takes the memory of one number."""
+    return cached.link.new if cached.whole else cached.link.new.new_zeros(()).expand(cached.shape)

@@ -1,24 +1,31 @@
-"""The explanation of a recorded call, step by step."""
+"""A recorded call explained, step by step, and as `diagnose` takes it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from clearhead.base.errors import ShapeError
 from clearhead.base.output.text import said
 from clearhead.base.output.words import TokensLike, word_list
 from clearhead.base.symbolic.steps import Step, number
 from clearhead.base.torch_state.contexts import without_autocast
+from clearhead.explanation.diagnosis.case import Case
+from clearhead.explanation.diagnosis.reading import parameters_of
 from clearhead.explanation.explanation import Explanation, Part
 from clearhead.explanation.inputs import drawn
 from clearhead.explanation.of_problem import attention_parts, input_steps
 from clearhead.explanation.shown import Shown, choose, settle
 from clearhead.models.origins.part import FromInput, from_input, last_projection
+from clearhead.models.origins.ran import Ran
 from clearhead.problem._recorded import RecordedMask
+from clearhead.problem.fills import taken_apart
 from clearhead.problem.problem import Problem
+from clearhead.problem.words import ALL_WORDS
 from clearhead.scores.base import ByTile
 from clearhead.scores.dot import Dot
 
@@ -37,13 +44,12 @@ def explain_call(call: AttentionCall, at: Any, tokens: Any, source_tokens: Any) 
         made = _made(call, inputs, shown)
         parts, weights, keep = attention_parts(problem, _mask(call, problem, shown), shown, made.steps)
         output = next((step for step in parts[-1].steps if step.name == "output"), None)
-        parts.append(_computed(call, shown, output))
         given = None if call.outcome is None else call.outcome.output
+        parts.append(_computed(call.backend, given, shown, output))
         if call.origin is not None and output is not None and given is not None:
             parts.append(last_projection(call.origin, output, given, shown))
-        shapes = {"query": tuple(call.query.shape), "key": tuple(call.key.shape)}
-        value = call.value
-        shapes["value"] = tuple(call.key.shape if value is None else value.shape)
+        key, value = call.cached_key, call.cached_value or call.cached_key
+        shapes = {"query": tuple(call.query.shape), "key": tuple(key.shape), "value": tuple(value.shape)}
         said = f"The {call.kind}-attention of {call.name}, computed by {call.backend}.\n\n"
         if call.factor is not None and bool((factor := call.factor[shown.region.sides[:3]]).ne(1).any()):
             low, high = number(float(factor.min())), number(float(factor.max()))
@@ -99,19 +105,17 @@ def _made(call: AttentionCall, inputs: list[Step], shown: Shown) -> FromInput:
     return from_input(call.origin, tensors, inputs, shown)
 
 
-def _computed(call: AttentionCall, shown: Shown, output: Step | None) -> Part:
+def _computed(backend: str, given: Tensor | None, shown: Shown, output: Step | None) -> Part:
     """The backend's output for the same queries, and its difference from the last step; or why it is not known."""
-    given = None if call.outcome is None else call.outcome.output
     title = "What the model computed"
     if output is None:
-        said = "The values were not kept, so the output can't be shown: watch with values=True."
-        return Part(title, (), said)
+        return Part(title, (), "The values were not kept, so the output can't be shown: watch with values=True.")
     if given is None:
         return Part(title, (), "The backend's output was not kept head by head, so it can't be compared.")
     mine = output.value
     theirs = given[(*shown.region.sides[:3],)].to(mine.dtype)
     far = float((theirs - mine).abs().nan_to_num().max())
-    why = f"What {call.backend} gave for these queries. The largest difference to the output above is {number(far)}."
+    why = f"What {backend} gave for these queries. The largest difference to the output above is {number(far)}."
     # the largest difference between two orders of the same sums, for numbers as large as these
     if far > 64 * torch.finfo(given.dtype).eps * max(1.0, float(theirs.abs().nan_to_num().max())):
         why += " That is more than rounding: the model drops weights while training, or computes something else."
@@ -132,3 +136,53 @@ def _words(
         name = "tokens" if source is own else "source_tokens"
         raise ShapeError(f"{name} has {len(source)} words, and {call.name} has {keys} keys; pass one a position.")
     return None if own is None else tuple(own[-queries:]), None if source is None else tuple(source)
+
+
+@torch.no_grad()
+def case_of(call: AttentionCall, label: str = "") -> Case:
+    """The call as `diagnose` takes it. `label`: the call's name in its recording."""
+    problem, value = call.problem, call.value
+    inputs = {"query": call.query, "key": problem.key} | ({} if value is None else {"value": value})
+    added = {}
+    # entries that hide a pair were taken out of the model's mask: the rest is called a bias
+    bias = call.backend.startswith("clearhead") or problem.visible is not None or call.uniform is not None
+    name = "bias" if bias else "attn_mask"
+    if problem.bias is not None:
+        both = {name: problem.bias.dense, "bias of distances": problem.bias.relative}
+        added = {name: tensor.detach() for name, tensor in both.items() if tensor is not None}
+    apart, blind = taken_apart(problem)
+    if call.uniform is not None:
+        blind = call.uniform[..., 0] if blind is None else blind | call.uniform[..., 0]
+    return Case(
+        problem=apart,
+        inputs=inputs,
+        added=added,
+        mask=call.mask,
+        blind=blind,
+        words=call.padding or ALL_WORDS,
+        output=None if call.outcome is None or call.outcome.dropped else call.outcome.output,
+        factor=call.factor,
+        where={"layer": label or str(call.layer), "module": call.name},
+        **_learnt(call, inputs),
+    )
+
+
+def _learnt(call: AttentionCall, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The parameters of the score, of the layers around the call that were given finite numbers, and of the layer that
+    writes its heads, as fields of a `Case`. `inputs`: query, key, and the value where it is known."""
+    layers = [] if call.origin is None else [one for one in call.origin.ran if one.stands]
+    given = [bool(one.x.isfinite().all()) for one in layers]
+    finite = all(bool(tensor.isfinite().all()) for tensor in inputs.values())
+    writers = [] if call.origin is None else [one for one in call.origin.writers if one.versions.written() is None]
+    learnt, factors = parameters_of(call.score, call.problem)
+    for one in (*(one for one, fine in zip(layers, given, strict=True) if fine), *(writers if finite else ())):
+        for side in ("weight", "bias"):  # of a layer that is called, the layers inside are among these
+            if (tensor := getattr(one.source, side, None)) is not None:
+                learnt[name := f"{one.name}.{side}".replace(",.", ": ")] = tensor
+                factors |= set() if isinstance(one, Ran) else {name}
+    before = 0 if call.origin is None else call.origin.before
+    return {
+        "parameters": learnt,
+        "factors": factors,
+        "given_finite": all(given[:before]) if layers else finite,
+    }

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Self, TypeVar, cast, overload
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar, cast, overload
 
 import numpy as np
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, UnsupportedError
-from clearhead.base.output.pictures import Panel, Side, Style, draw
+from clearhead.base.output.pictures import Axes, Colormap, Panel, Side, Style, draw
 from clearhead.base.output.text import brief, escaped, listed
 from clearhead.base.output.thumbnails import table as html_table
 from clearhead.base.selected import numbers_of
@@ -20,9 +20,6 @@ from clearhead.models.interception.layers import LayerName, Site
 from clearhead.models.recordings.attention_call import AttentionCall
 from clearhead.models.recordings.call import COLUMNS
 from clearhead.models.table import Table
-
-if TYPE_CHECKING:
-    from clearhead.base.output.pictures import Axes, Colormap
 
 Seen = TypeVar("Seen", bound=Any)  # it has the name of its module, its kind, and the run of the model that made it
 

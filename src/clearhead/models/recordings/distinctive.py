@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 
 from clearhead.base.errors import ClearheadError
+from clearhead.base.shapes import part
 from clearhead.inspection.measures import MEASURES, Found, Measure, Subject
 from clearhead.models.recordings.attention_call import AttentionCall, norms_of
 from clearhead.models.recordings.calls import labels
@@ -24,15 +25,13 @@ def measured(call: AttentionCall, tokens: Tokens, sequence: int | None = None) -
 
     `sequence`: of this sequence alone.
     """
-    words = call.padding or ALL_WORDS
-    problem, norms, skipped = call.record.problem, norms_of(call), call.uniform
-    factor = call.factor
+    words, problem = call.padding or ALL_WORDS, call.record.problem
+    norms, factor, skipped = norms_of(call), call.factor, call.uniform
     if sequence is not None:
         problem, some = of_sequence(problem, sequence, words.queries), slice(sequence, sequence + 1)
-        words = words.of(some)
-        norms = {name: each[some] for name, each in norms.items()}
+        words, norms = words.of(some), {name: each[some] for name, each in norms.items()}
         factor = None if factor is None else factor[some]
-        skipped = skipped if skipped is None or len(skipped) == 1 else skipped[some]
+        skipped = None if skipped is None else part(skipped, some)
     subject = Subject(
         problem,
         own_text=call.kind == "self",
@@ -105,8 +104,8 @@ def distinctive(
     if found is None:
         tokens.check(calls)
         found = {number: measured(call, tokens) for number, call in enumerate(calls)}
-    every = [one for number, measures in found.items() for one in _of_call(number, measures)]
-    every = [one for one in every if heads is None or one.head in heads.get(one.call, ())]
+    each = (one for number, measures in found.items() for one in _of_call(number, measures))
+    every = [one for one in each if heads is None or one.head in heads.get(one.call, ())]
     shares = [one for one in every if one.measure.does is not None]
     entropies = [one for one in every if one.measure.name == ENTROPY]
     count = len({(calls[one.call].name, calls[one.call].layer, one.head) for one in entropies})
@@ -131,12 +130,10 @@ def _of_call(number: int, found: Mapping[Measure, Found]) -> Iterator[HeadMeasur
     """The measures of a call's heads that are finite and are means over enough queries."""
     sees = next(values.queries for measure, values in found.items() if measure.name == "sink")
     for measure, values in found.items():
-        for head in range(len(values.value)):
-            value, uniform, queries = (each[head] for each in (values.value, values.uniform, values.queries))
-            one = HeadMeasure(number, head, measure, values, float(value), float(uniform), int(queries))
-            enough = min(LEAST, math.ceil(float(sees[head]) / 2))
-            if math.isfinite(one.value) and one.queries >= max(enough, FEWEST):
-                yield one
+        each = zip(values.value.tolist(), values.uniform.tolist(), values.queries.tolist(), sees.tolist(), strict=True)
+        for head, (value, uniform, queries, seen) in enumerate(each):
+            if math.isfinite(value) and queries >= max(min(LEAST, math.ceil(seen / 2)), FEWEST):
+                yield HeadMeasure(number, head, measure, values, value, uniform, int(queries))
 
 
 def _said(

@@ -19,22 +19,22 @@ def comparable(tensor: Tensor) -> bool:
 def find_continued_rows(
     mine: Tensor,
     tensor: Tensor,
-    pairs: list[tuple[tuple[int, int], int]],
+    pairs: list[tuple[int, int, int]],
     among: Tensor | None,
     whole: bool,
     match: Callable[[Tensor, Tensor], bool] | None = None,
 ) -> Tensor | None:
     """Which rows of `mine` each row of a tensor may continue, bool (rows, rows of mine); None where a row has none.
 
-    `pairs`: places (low, high) of the tensor, and the offset of the same keys in `mine`. `among`: the pairs of rows to
-    compare; None: all. `whole`: where each row may continue its own, no other pair is compared. `match`: whether two
+    `pairs`: places of the tensor, from and to, and the offset of the same keys in `mine`. `among`: the pairs of rows
+    to compare; None: all. `whole`: where each row may continue its own, no other pair is compared. `match`: whether two
     tensors are the same; None: bit by bit.
     """
 
     def same(row: slice, of: slice) -> bool:
         return all(
             (match or equal)(tensor[row, :, low:high], mine[of, :, low + offset : high + offset])
-            for (low, high), offset in pairs
+            for low, high, offset in pairs
         )
 
     count, rows = mine.shape[0], tensor.shape[0]
@@ -45,7 +45,7 @@ def find_continued_rows(
     if count == rows == 1:
         return None
     if match is None:
-        (_, high), offset = pairs[0]
+        _, high, offset = pairs[0]
         last, of_mine = (bits(t)[:, :, place - 1] for t, place in ((tensor, high), (mine, high + offset)))
         alike = (last[:, None] == of_mine[None]).all(-1).all(-1).cpu()  # most rows that differ do so at the last key
     else:

@@ -158,9 +158,8 @@ def warn_of_beams(newest: Cached, every: Sequence[Cached] = ()) -> None:
         moved = bool((alike & ~_as_the_next(newest.between(0, newest.link.filled))).any())
     if moved:
         caller().warn(
-            "joined: these rows are beams, or samples of one prompt, and row i is the text that row i of the last step "
-            "continued. Beam search returns its sequences in another order. Pass them, joined(sequences), the ids that "
-            "generate returned: then row i is sequences[i]."
+            "joined: these rows are beams, or samples of one prompt, and beam search returns its sequences in another "
+            "order. Pass the ids that generate returned, joined(sequences): then row i is sequences[i]."
         )
 
 
@@ -235,9 +234,8 @@ def _one_of_each(same: Tensor, last: Step) -> Tensor:
         if bool((apart > near).any()):
             at = int(sequence[(apart > near).nonzero()[0]])
             raise ClearheadError(
-                f"joined: sequence {at} is the text of several rows of {last.call.name} whose keys differ: they answer "
-                "different inputs with the same words. Pass all sequences, in the order in which generate returned "
-                "them; or generate for this input alone."
+                f"joined: sequence {at} is the text of several rows of {last.call.name} whose keys differ. Pass all "
+                "sequences, in the order in which generate returned them; or generate for this input alone."
             )
     return first
 
@@ -257,15 +255,13 @@ def _places(steps: list[Step]) -> tuple[range, range]:
 
 def _factor(steps: list[Step]) -> Tensor | None:
     """The factor by which an edit multiplied each row; None where no edit did."""
-    if all(step.call.factor is None for step in steps):
+    known = next((step.call.factor for step in steps if step.call.factor is not None), None)
+    if known is None:
         return None
-    factors = []
-    for step in steps:
-        factor, dtype = step.call.factor, step.call.weights.dtype
-        if factor is None:
-            factor = torch.ones(step.problem.sizes.shape[:3], dtype=dtype, device=step.call.query.device)
-        factors.append(step.of_queries(factor))
-    return torch.cat(factors, 2)
+    sizes = [step.problem.sizes.shape[:3] for step in steps]
+    given = [step.call.factor for step in steps]
+    every = [known.new_ones(size) if one is None else one for one, size in zip(given, sizes, strict=True)]
+    return torch.cat([step.of_queries(one) for step, one in zip(steps, every, strict=True)], 2)
 
 
 def _steps(calls: Sequence[AttentionCall], stop: int | None = None) -> list[Step]:
@@ -283,7 +279,7 @@ def _steps(calls: Sequence[AttentionCall], stop: int | None = None) -> list[Step
         )
     steps: list[Step] = []
     moved = any(link.parents is not None for link in chain.links[: newest.number + 1])
-    end = newest.link.length if last.kind == "cross" else newest.link.filled
+    end = newest.link.filled
     for number, (link, rows) in zip(range(newest.number, -1, -1), newest.before(), strict=True):
         call = mine.pop(number, None)
         if call is None:
@@ -298,14 +294,13 @@ def _steps(calls: Sequence[AttentionCall], stop: int | None = None) -> list[Step
             if last.kind == "self" and link.query + count < upto:
                 missing = f"the queries of positions {link.query + count} … {upto - 1} are not in the recording"
                 refuse_join(last.name, missing, "Watch every run of the model, without every=")
-            count = max(min(count, upto - link.query), 0)
-            end = end if last.kind == "cross" else min(end, upto)
+            count, end = max(min(count, upto - link.query), 0), min(end, upto)
         else:
             more = link.rejected if stop is None else (link.query or 0) + count - stop
             more = max(min(more, count - 1), 0)
-            count, end = count - more, end if last.kind == "cross" else end - more
+            count, end = count - more, end - more
         if count:
-            steps.append(Step(call, link, rows, count, end))
+            steps.append(Step(call, link, rows, count, newest.link.length if last.kind == "cross" else end))
         if moved and number and _unsure(call.cached_key, rows):
             alike = f"at step {number} beams had the same keys in the window, and others before it"
             refuse_join(last.name, alike, "Watch all layers, or look at each step by itself: seen[name][i].weights")

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, UnsupportedError, human_bytes
 from clearhead.base.numbers import check_flag, check_number
-from clearhead.base.output.text import listed
 from clearhead.base.selected import numbers_of
 from clearhead.inspection.index import DENSE_BYTES
 from clearhead.inspection.source import FromRecord
@@ -48,8 +47,7 @@ def rollout(
         parts = []
         for first in range(0, len(rows), COLUMNS):
             some = torch.tensor(rows[first : first + COLUMNS], device=device)
-            own = F.one_hot(some, length).to(calls[0].weights.dtype)
-            own = own.expand(batch, -1, -1)
+            own = F.one_hot(some, length).to(calls[0].weights.dtype).expand(batch, -1, -1)
             parts.append(_by_gradients(calls, own) if gradients else _rolled(calls, own, share))
     return torch.cat(parts, 1)
 
@@ -102,9 +100,8 @@ def check_whole(calls: Sequence[AttentionCall], who: str) -> None:
     for call in calls:
         if call.windows_of is not None:
             raise UnsupportedError(
-                f"{who}: {call.name} attends in windows. Its call has {call.shape[0]} sequences of {call.shape[3]} "
-                f"positions, cut from {call.windows_of}, and another layer may cut other windows.\n"
-                "Look at each layer by itself: seen[layer][0].weights."
+                f"{who}: {call.name} attends in {call.shape[0]} windows, cut from {call.windows_of} sequences, and "
+                "another layer may cut others. Look at each layer by itself: seen[layer][0].weights."
             )
 
 
@@ -113,10 +110,8 @@ def _length(calls: Sequence[AttentionCall]) -> int:
     sizes = {call.shape[2:] for call in calls}
     lengths, runs = {size for pair in sizes for size in pair}, {call.run for call in calls}
     if len(lengths) != 1 or len(runs) != 1 or any(call.kind != "self" for call in calls):
-        names = listed(dict.fromkeys(call.name for call in calls))
         raise ClearheadError(
-            f"rollout takes the self-attention of one run, each call over all positions; these are {len(calls)} calls "
-            f"of {len(runs)} runs, with (queries, keys) {sorted(sizes)}, by {names}. A cache or prefix has keys before "
-            "the first query.\nPass some of them: seen.rollout(layers='encoder *'), or seen.runs[0].rollout()."
+            f"rollout takes the self-attention of one run, over all positions; got calls of {len(runs)} runs, "
+            f"with (queries, keys) {sorted(sizes)}.\nPass seen.rollout(layers='encoder *'), seen.runs[0].rollout()."
         )
     return lengths.pop()

@@ -155,12 +155,11 @@ class Tokens:
         """
         batch = call.problem.sizes.batch
         own, source = (text is not None for text in self._placed(call))
-        used = {"tokens": own, "source_tokens": source and not own}
+        used = own, source and not own
         if call.kind == "cross":
-            used = {"tokens": own and source, "source_tokens": own and source and not shared}
-        given = {"tokens": self.own, "source_tokens": self.source}
-        for name, rows in given.items():
-            if used[name] and rows is not None and len(rows) == 1 < batch:
+            used = own and source, own and source and not shared
+        for name, rows, counts in zip(("tokens", "source_tokens"), (self.own, self.source), used, strict=True):
+            if counts and rows is not None and len(rows) == 1 < batch:
                 raise ShapeError(
                     f"{name} has the words of one sequence, and the weights of {call.name} are of {batch}. Pass one "
                     f"list of words for each, or the ids (B, L); where all are one text, {name}=[words] * {batch}."

@@ -15,8 +15,9 @@ from clearhead.inspection.index import Heads
 from clearhead.inspection.reductions import by_query
 from clearhead.inspection.reductions.base import Queries, Reduction
 from clearhead.inspection.reductions.over_queries import Pool, Received
-from clearhead.inspection.source import DerivedSource, FromRecord, Source, hide_from_padding
+from clearhead.inspection.source import DerivedSource, FromRecord, Source
 from clearhead.inspection.weights import Weights
+from clearhead.problem.regions import hide_from_padding
 from clearhead.problem.words import ALL_WORDS, Words
 
 
@@ -58,18 +59,15 @@ class PaddedWeights(Weights):
 
     def _reduced(self, *reductions: Reduction[Any]) -> tuple[Any, ...]:
         results = self._of_words._reduced(*reductions)
-        return tuple(
-            tuple(self._without(part, reduction.along) for part in result)
-            if isinstance(result, tuple)
-            else self._without(result, reduction.along)
-            for result, reduction in zip(results, reductions, strict=True)
-        )
+        return tuple(self._without(result, one.along) for result, one in zip(results, reductions, strict=True))
 
     def _map(self, pick: tuple[int, ...], most: int) -> Tensor:
         return self._of_words._map(pick, most)
 
-    def _without(self, result: Tensor, along: str | None) -> Tensor:
-        """A (B, H, L, ...) result with NaN at the positions of padding."""
+    def _without(self, result: Any, along: str | None) -> Any:
+        """A (B, H, L, ...) result, or a tuple of these, with NaN at the positions of padding."""
+        if isinstance(result, tuple):
+            return tuple(self._without(part, along) for part in result)
         words = None if along is None else getattr(self._padding, along)
         if words is None or not result.is_floating_point():
             return result

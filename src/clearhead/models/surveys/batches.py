@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import compress, islice
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from clearhead.base.errors import ClearheadError
+from clearhead.base.output.text import brief
+from clearhead.base.torch_state.versions import compute_checksum
 from clearhead.models.loading import reason
 
 WINDOW = 1024  # how many texts are sorted together
@@ -63,8 +65,7 @@ def _windows(texts: Any) -> Iterator[dict[int, str]]:
 def _text(number: int, given: Any) -> str:
     text = given.get("text") if isinstance(given, Mapping) else given
     if not isinstance(text, str):
-        has = f"a row with {', '.join(map(repr, given))}" if isinstance(given, Mapping) else f"a {type(given).__name__}"
-        raise ClearheadError(f"survey: text {number} is {has:.200}; pass strings: (row['body'] for row in rows).")
+        raise ClearheadError(f"survey: text {number} is {brief(given)}; pass strings: (row['body'] for row in rows).")
     if not text.strip():
         raise ClearheadError(f"survey: text {number} is empty; leave it out: [text for text in texts if text.strip()].")
     return text
@@ -75,11 +76,10 @@ def _tokens(window: dict[int, str], tokenizer: Any, length: int | None) -> tuple
     texts = list(window.values())
     rows = _asked(tokenizer, texts)
     cut = [length is not None and len(row) > length for row in rows]
-    long = [i for i, was in enumerate(cut) if was]
-    if long:
-        shorter = _asked(tokenizer, [texts[i] for i in long], truncation=True, max_length=length)
-        for i, row in zip(long, shorter, strict=True):
-            rows[i] = row
+    if any(cut):
+        long = list(compress(texts, cut))
+        shorter = iter(_asked(tokenizer, long, truncation=True, max_length=length))
+        rows = [next(shorter) if was else row for row, was in zip(rows, cut, strict=True)]
     for number, row in zip(window, rows, strict=True):
         if not row or (length is not None and len(row) > length):
             raise ClearheadError(
@@ -104,9 +104,6 @@ def _asked(tokenizer: Any, texts: list[str], **options: Any) -> list[list[int]]:
 
 
 def _batch(number: int, rows: list[list[int]], truncated: int, pad: int) -> Batch:
-    length = max(map(len, rows))
-    ids = torch.tensor([row + [pad] * (length - len(row)) for row in rows], dtype=torch.int64, device="cpu")
-    lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64, device="cpu")
-    words = torch.arange(length, device="cpu") < lengths[:, None]
-    read = hashlib.sha256(repr(rows).encode())
-    return Batch(number, ids, words, truncated, read.hexdigest())
+    each = [torch.tensor(row, dtype=torch.int64, device="cpu") for row in rows]
+    ids, words = pad_sequence(each, True, pad), pad_sequence([torch.ones_like(row) for row in each], True).bool()
+    return Batch(number, ids, words, truncated, compute_checksum(repr(rows), {}))

@@ -19,11 +19,9 @@ from clearhead.models.interception.padding import same_words
 from clearhead.models.origins.ran import Origin
 from clearhead.models.recorder.runs import each_call, writers_of
 from clearhead.models.recordings.attention_call import AttentionCall, norms_of
-from clearhead.models.recordings.means import Means
-from clearhead.models.recordings.reduced import reduced
+from clearhead.models.recordings.reduced import Means, reduced
 from clearhead.models.surveys.batches import Batch
-from clearhead.models.surveys.examples import BatchExamples
-from clearhead.models.surveys.spread import BatchSpread
+from clearhead.models.surveys.examples import BatchExamples, BatchSpread
 from clearhead.problem.words import ALL_WORDS
 
 FEW = 8  # tokens of the run that finds the layer which writes each module's heads
@@ -55,18 +53,6 @@ class Kept(NamedTuple):
         return ["queries", *beside, *columns_of(self.reductions)]
 
 
-class Summed(NamedTuple):
-    """The sums of one call, as `Means` takes them."""
-
-    name: str
-    heads: tuple[int, ...]
-    reductions: tuple[Any, ...]
-    found: tuple[Sum, ...]
-
-    def sums(self) -> list[Sum]:
-        return list(self.found)
-
-
 @torch.inference_mode()
 def read(model: nn.Module, batch: Batch, kept: Kept) -> tuple[Means, dict[str, Tensor], dict[str, Tensor]]:
     """The sums of a batch, and by module its strongest examples and the moments over its texts."""
@@ -79,11 +65,11 @@ def read(model: nn.Module, batch: Batch, kept: Kept) -> tuple[Means, dict[str, T
         body(input_ids=some, attention_mask=there.long())
 
     writers = writers_of(model, lambda: run(ids[:1, :FEW], words[:1, :FEW])) if kept.needs("transformed") else {}
-    means, look = Means(), Look(kept, ids, words, writers)
+    look = Look(kept, ids, words, writers)
     values = kept.needs("value") or kept.needs("transformed")
-    with each_call(model, lambda call: means.add(look(call)), words, values):  # type: ignore[arg-type]
+    with each_call(model, look, words, values):
         run(ids, words)
-    return means, look.examples.found, look.spread.found
+    return look.means, look.examples.found, look.spread.found
 
 
 class Look:
@@ -96,10 +82,11 @@ class Look:
             own = kept.classes.of(ids).masked_fill(~words, -1)
             self._members = (own.unsqueeze(-1) == torch.arange(len(CLASSES), device=ids.device)).double().cpu()
         self._before: tuple[AttentionCall, Subject] | None = None
+        self.means = Means()
         self.examples = BatchExamples(kept.measures, kept.examples, self._tokens)
         self.spread = BatchSpread(len(kept.named))
 
-    def __call__(self, call: AttentionCall) -> Summed:
+    def __call__(self, call: AttentionCall) -> None:
         kept, heads = self._kept, call.problem.sizes.heads
         subject = self._subject(call)
         queries = subject.counted.cpu().expand(len(self._tokens), heads, -1).sum((0, 2)).double()
@@ -115,7 +102,7 @@ class Look:
             found += self._received(call.name, subject, queries)
         if kept.reductions:
             found += reduced(call, kept.reductions).sums()
-        return Summed(call.name, tuple(range(heads)), (*kept.measures, *kept.reductions), tuple(found))
+        self.means._include(call.name, kept.columns, tuple(range(heads)), found)
 
     def _subject(self, call: AttentionCall) -> Subject:
         words = call.padding or ALL_WORDS

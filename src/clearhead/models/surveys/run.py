@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -23,17 +22,16 @@ import clearhead
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_count, check_number
 from clearhead.base.torch_state.tensor_kind import has_own_dispatch
-from clearhead.base.torch_state.versions import contents, without_addresses
+from clearhead.base.torch_state.versions import compute_checksum, contents, without_addresses
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.models.interception.refused import validate_model
 from clearhead.models.interception.transformers_private import ORIGIN, named_backend
 from clearhead.models.loading import most_tokens, reason
 from clearhead.models.recorder.asked import asked_to_reduce
-from clearhead.models.recordings.means import Means
-from clearhead.models.surveys.batches import WINDOW, Batch, batches
-from clearhead.models.surveys.examples import Examples
+from clearhead.models.recordings.reduced import Means
+from clearhead.models.surveys.batches import Batch, batches
+from clearhead.models.surveys.examples import Examples, Spread
 from clearhead.models.surveys.looks import NAMED, Kept, WordClasses, read
-from clearhead.models.surveys.spread import Spread
 from clearhead.models.surveys.state import Done, State, done
 
 USUAL = ("normalised entropy", "first", "sink", "previous", "distance")
@@ -65,7 +63,7 @@ def rank_of(rank: Any, state: Any) -> tuple[int, int]:
     if rank is None:
         given = [os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")]
         rank = tuple(int(one) if one.isdecimal() else one for one in given)
-    two = isinstance(rank, tuple | list) and len(rank) == 2 and all(type(one) is int for one in rank)
+    two = isinstance(rank, tuple | list) and [type(one) for one in rank] == [int, int]
     if not two or not 0 <= rank[0] < rank[1]:
         raise ClearheadError(f"survey: rank is {rank!r}; expected (number, of how many), such as (0, 2), or None.")
     if rank[1] > 1 and state is None:
@@ -73,13 +71,11 @@ def rank_of(rank: Any, state: Any) -> tuple[int, int]:
     return rank[0], rank[1]
 
 
-def length_of(model: Any, tokenizer: Any, asked_for: int | None) -> int | None:
+def length_of(model: Any, asked_for: int | None) -> int | None:
     """The largest number of tokens of a text; None for any number."""
     validate_model(model, "survey")
     if model.training:
         raise ClearheadError("survey: the model is in training mode, whose dropout is random; call model.eval().")
-    if not callable(tokenizer):
-        raise ClearheadError(f"survey: tokenizer is a {type(tokenizer).__name__}; expected that of the model.")
     most = most_tokens(model)
     if asked_for is None:
         return most
@@ -102,7 +98,7 @@ def settings_of(model: nn.Module, kept: Kept, batch: int, max_length: int | None
     named = [column for column in kept.columns[1:] if not column.endswith(" uniform")]
     return {
         "model": type(model).__name__,
-        "configuration": hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest(),
+        "configuration": compute_checksum(json.dumps(said, sort_keys=True, default=str), {}),
         "weights": _weights(model),
         "dtype": ", ".join(types),
         "device": ", ".join(sorted({t.device.type for t in parameters})) or "cpu",
@@ -112,8 +108,6 @@ def settings_of(model: nn.Module, kept: Kept, batch: int, max_length: int | None
         "batch": str(batch),
         "max_length": str(max_length),
         "examples": str(kept.examples),
-        "window": str(WINDOW),
-        "spread": "over texts",
         "clearhead": clearhead.__version__,
         "torch": torch.__version__,
     }
@@ -126,18 +120,12 @@ def _said(reduction: Any) -> str:
     return without_addresses(f"{type(reduction).__qualname__}({each})")
 
 
-@torch.no_grad()
 def _weights(model: nn.Module) -> str:
     """A digest of the weights, without those that only a layer can read: quantised, sharded, or elsewhere."""
-    found, unread = hashlib.sha256(), 0
-    for name, tensor in sorted(model.state_dict().items()):
-        if isinstance(tensor, torch.Tensor):
-            found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(errors="surrogatepass"))
-            if tensor.is_meta or has_own_dispatch(tensor):
-                unread += 1
-                continue
-            found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest() + (f", without {unread} that are not read" if unread else "")
+    every = {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, torch.Tensor)}
+    there = {name: one for name, one in every.items() if not (one.is_meta or has_own_dispatch(one))}
+    unread = [f"{name} {tuple(every[name].shape)}" for name in sorted(every.keys() - there.keys())]
+    return compute_checksum("\n".join(unread), there) + f", without {len(unread)} that are not read" * bool(unread)
 
 
 def bar(total: float, unit: str, done: int = 0, hidden: bool = False) -> Any:
@@ -168,7 +156,7 @@ def surveyed(
     number, ranks = rank_of(rank, state)
     check_count(batch, 1, "survey: batch")
     check_number(wait, "survey: wait")
-    length = length_of(model, tokenizer, max_length)
+    length = length_of(model, max_length)
     settings = settings_of(model, kept, batch, length)
     files = None if state is None else State(state, settings)
     means, counts, digests, strongest = Means(), [0, 0, 0], [], Examples(kept.measures, kept.examples)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -16,12 +15,12 @@ from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, require
 from clearhead.base.output.written import beside
-from clearhead.models.recordings.means import Means
+from clearhead.base.torch_state.versions import compute_checksum
+from clearhead.models.recordings.reduced import Means
 from clearhead.models.surveys.batches import Batch
 
 HEADER, CHECKSUM = "clearhead survey", "sha256"
 EXAMPLES, IDS, SPREAD = "examples ", "tokens of the examples", "spread "
-NONE = "0" * 64  # stands in the place of the checksum while it is computed
 _NAME = re.compile(r"batch-(\d{9})\.safetensors")
 
 
@@ -29,7 +28,7 @@ class Done(NamedTuple):
     """The results of a batch: its sums by their names in `Means`, and by module in the order of the calls.
 
     `examples`: the strongest examples by module, see `examples.py`. `ids`: the tokens, int32 (B, L), −1 for padding.
-    `spread`: the moments over the texts by module, see `spread.py`.
+    `spread`: the moments over the texts by module.
     """
 
     texts: int
@@ -79,15 +78,11 @@ class State:
         tensors = found.sums | {f"{EXAMPLES}{name}": table for name, table in found.examples.items()}
         tensors |= {IDS: found.ids} if found.examples else {}
         tensors |= {f"{SPREAD}{name}": table for name, table in found.spread.items()}
-        tensors = {json.dumps(name)[1:-1]: tensor for name, tensor in tensors.items()}  # safetensors writes UTF-8 alone
-        path, raw = self._path(number), save(tensors, {HEADER: json.dumps(about), CHECKSUM: NONE})
-        raw = raw.replace(_entry(NONE), _entry(hashlib.sha256(raw).hexdigest()), 1)
+        header, path = json.dumps(about), self._path(number)
+        raw = save(tensors, {HEADER: header, CHECKSUM: compute_checksum(header, tensors)})
         try:
             with beside(path) as part:
-                with part.open("wb") as file:
-                    file.write(raw)
-                    file.flush()
-                    os.fsync(file.fileno())
+                part.write_bytes(raw)
                 try:
                     os.link(part, path)
                 except FileExistsError:
@@ -155,21 +150,14 @@ class State:
         return found
 
 
-def _entry(checksum: str) -> bytes:
-    """The entry as it stands in a header. Inside a JSON string its quotes would have a backslash."""
-    return f'"{CHECKSUM}":"{checksum}"'.encode()
-
-
 def _parts(raw: bytes) -> tuple[Done, dict[str, str], str]:
-    """The results of a batch, its settings, and the digest of its tokens. Raises an error for changed bytes."""
+    """The results of a batch, its settings, and the digest of its tokens. Raises an error for other content."""
     stop = 8 + int.from_bytes(raw[:8], "little")
-    header = json.loads(raw[8:stop])["__metadata__"]
-    checksum = header[CHECKSUM]
-    if hashlib.sha256(raw.replace(_entry(checksum), _entry(NONE), 1)).hexdigest() != checksum:
+    metadata = json.loads(raw[8:stop])["__metadata__"]
+    sums = require("safetensors.torch", "models", "the state of a survey").load(raw)
+    if compute_checksum(metadata[HEADER], sums) != metadata[CHECKSUM]:
         raise ValueError("the checksum differs")
-    about = json.loads(header[HEADER])
-    written = require("safetensors.torch", "models", "the state of a survey").load(raw)
-    sums = {json.loads(f'"{name}"'): tensor for name, tensor in written.items()}
+    about = json.loads(metadata[HEADER])
     parts = ([name for name in sums if name.startswith(begins)] for begins in (EXAMPLES, SPREAD))
     examples, spread = ({name.partition(" ")[2]: sums.pop(name) for name in names} for names in parts)
     ids = sums.pop(IDS, torch.empty(0, 0, dtype=torch.int32, device="cpu"))

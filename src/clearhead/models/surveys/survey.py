@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,15 +10,15 @@ from torch import nn
 
 from clearhead.base.output.pages import write_page
 from clearhead.base.output.written import ending_of
+from clearhead.base.torch_state.versions import compute_checksum
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.models.interception.layers import Layers
 from clearhead.models.interception.modules import Stack
 from clearhead.models.recordings.calls import parts_apart
-from clearhead.models.recordings.means import Means
-from clearhead.models.surveys.examples import Examples
+from clearhead.models.recordings.reduced import Means
+from clearhead.models.surveys.examples import Examples, Spread
 from clearhead.models.surveys.looks import CLASSES, NAMED
 from clearhead.models.surveys.run import surveyed
-from clearhead.models.surveys.spread import Spread
 from clearhead.models.table import Table
 from clearhead.report.heads_page import Statistic, heads_page
 from clearhead.report.layer import About
@@ -115,11 +114,7 @@ class Survey:
     @property
     def digest(self) -> str:
         """SHA-256 of all sums, counts and moments, in float64: equal where two surveys agree to the bit."""
-        found = hashlib.sha256()
-        for name, tensor in sorted((self.means.state_dict() | self.spread.moments).items()):
-            found.update(f"{name} {tuple(tensor.shape)} ".encode(errors="surrogatepass"))
-            found.update(tensor.contiguous().numpy().tobytes())
-        return found.hexdigest()
+        return compute_checksum("", self.means.state_dict() | self.spread.moments)
 
     def table(self) -> Table:
         """A row for each module and head, as `pandas.DataFrame` takes them.
@@ -181,7 +176,7 @@ class Survey:
         if self.truncated:
             said += f", {self.truncated:,} texts cut to {self.max_length:,} tokens"
         title = title or f"Attention of {self.model} over {self.texts:,} texts"
-        return write_page(path, heads_page(title, said, self._shown(), self.table(), self.examples()))
+        return write_page(path, [heads_page(title, said, self._shown(), self.table(), self.examples())])
 
     def _shown(self) -> list[Statistic]:
         """The statistics of the page, each with its description."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from clearhead.base.errors import ClearheadError
+from clearhead.base.shapes import part
 from clearhead.models.comparison.differences import (
     CallDifference,
     Differences,
@@ -58,9 +59,7 @@ class Beside:
     def layer(self, number: int) -> Layer | LeftOut:
         """A layer of the first recording. Its heads are measured beside the second's, unless their masks differ."""
         layer = self.sides[0].layer(number)
-        if isinstance(layer, LeftOut):
-            return layer
-        if self.sides[1].calls[number].factor is not None:
+        if isinstance(layer, LeftOut) or self.sides[1].calls[number].factor is not None:
             return layer
         try:
             label = self.sides[0].labels[number]
@@ -98,8 +97,8 @@ class Beside:
         layer = self.sides[1].layer(number)
         if isinstance(layer, LeftOut):
             return layer
-        own, *more = layer.label.split(", ")
-        layer = replace(layer, label=", ".join([f"{own}′", *more]), role=f"{layer.role}, beside")  # "L3′, step 2"
+        own, comma, more = layer.label.partition(", ")
+        layer = replace(layer, label=f"{own}′{comma}{more}", role=f"{layer.role}, beside")  # "L3′, step 2"
         for difference in self.found:
             if difference.number == number:
                 layer = _measured(layer, difference)
@@ -112,9 +111,10 @@ class Beside:
         known = []
         for call in self.found:
             if call.number in places:
-                others = torch.ones(1, call.by_query.shape[1], 1, dtype=torch.bool, device="cpu")
-                others[:, list(shown[places[call.number]][1])] = False
-                known.append(replace(call, by_query=call.by_query.masked_fill(others, torch.nan)))
+                own = list(shown[places[call.number]][1])
+                by_query = torch.full_like(call.by_query, torch.nan)
+                by_query[:, own] = call.by_query[:, own]
+                known.append(replace(call, by_query=by_query))
         if not known:
             return None
         found = Differences(known)
@@ -183,14 +183,14 @@ def one_sequence(call: AttentionCall, sequence: int) -> AttentionCall:
     if call.query.shape[0] == 1:
         return call
     some = slice(sequence, sequence + 1)
-    words, uniform = call.padding or ALL_WORDS, call.uniform
+    words = call.padding or ALL_WORDS
     inputs = CallInputs(
         call.query[some],
         alone(call.key[some]),
         call.score,
         call.mask,
         call.record._replace(problem=of_sequence(call.problem, sequence, words.queries)),
-        uniform=uniform if uniform is None or len(uniform) == 1 else uniform[some],
+        uniform=None if call.uniform is None else part(call.uniform, some),
         padding=None if call.padding is None else words.of(some),
         ids=call.ids,
     )

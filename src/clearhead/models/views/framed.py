@@ -86,14 +86,12 @@ def framed(
     numbers = range(len(paged.calls)) if calls is None else calls
     for number in numbers:
         paged.place(number)
-    some = None
-    if heads is not None:
-        some = [heads_of(heads, paged.calls[n].shape[1], paged.calls[n].name, "view") for n in numbers]
+    some = [heads_of(heads, paged.calls[n].shape[1], paged.calls[n].name, "view") for n in numbers]
     if opens is not None:
         layer, head = opens
         names = "opens: the layer", "opens: the head"
-        opens = opened(paged.calls, numbers, some or [None] * len(numbers), layer, head, names)
-    return Framed(paged, numbers, some, title, check_count(height, 1, "height"), opens)
+        opens = opened(paged.calls, numbers, some, layer, head, names)
+    return Framed(paged, numbers, None if heads is None else some, title, check_count(height, 1, "height"), opens)
 
 
 def opened(
@@ -115,12 +113,12 @@ def opened(
     if len(found) != 1:
         some = listed(said[number] for number in found or shown)
         raise ClearheadError(f"{names[0]}: {brief(layer)} means {len(found)} layers of the page; pass one of {some}.")
-    call, own = calls[found[0]], heads[shown.index(found[0])]
-    label, count = said[found[0]], call.shape[1]
+    call, label = calls[found[0]], said[found[0]]
+    own = heads[shown.index(found[0])] or range(call.shape[1])
     if head is None:
-        return label, 0 if own is None else own[0]
-    wanted, *more = numbers_of(head, count, names[1], f"{call.name} has {count} heads")
-    if more or (own is not None and wanted not in own):
-        some = ", ".join(map(str, range(count) if own is None else own))
+        return label, own[0]
+    wanted, *more = numbers_of(head, call.shape[1], names[1], f"{call.name} has {call.shape[1]} heads")
+    if more or wanted not in own:
+        some = ", ".join(map(str, own))
         raise ClearheadError(f"{names[1]} is {brief(head)}; expected one of the heads {some} of {call.name}.")
     return label, wanted

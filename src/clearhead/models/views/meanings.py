@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ from clearhead.base.errors import ClearheadError
 from clearhead.inspection.measures import Measure
 from clearhead.models.recordings.attention_call import AttentionCall
 from clearhead.models.recordings.calls import HeadNumbers, Label
-from clearhead.problem.words import ALL_WORDS
+from clearhead.report._words import Shown
 from clearhead.report.layer import About, Array, Layer, Slopes
 from clearhead.report.operands import rounded, steps_of
 from clearhead.scores.base import Pairwise
@@ -27,7 +28,7 @@ class Effect(About):
     alone = True
 
 
-def slopes_of(call: AttentionCall, sequence: int, error: float) -> Slopes | None:
+def slopes_of(call: AttentionCall, sequence: int, rows: Shown, columns: Shown, error: float) -> Slopes | None:
     """The gradient of the output, rounded as `error` says, in multiples of the root of the mean of (grad · value)².
 
     None where no gradient was kept, and where it is not finite.
@@ -40,13 +41,8 @@ def slopes_of(call: AttentionCall, sequence: int, error: float) -> Slopes | None
         below = above - gradients.by_key()[sequence]
     except ClearheadError:  # its tensors were written to since
         return None
-    rows, columns = call.padding or ALL_WORDS
-    grad = call.outcome.grad[sequence].float()
-    value = call.value[sequence].float()
-    if rows is not None:
-        grad = grad[:, rows[sequence]]
-    if columns is not None:
-        value = value[:, columns[sequence]]
+    grad = call.outcome.grad[sequence][:, rows.places].float()
+    value = call.value[sequence][:, columns.places].float()
     if not bool(grad.isfinite().all() and value.isfinite().all()):
         return None
     wide = value.repeat_interleave(len(grad) // len(value), 0).double()
@@ -55,21 +51,18 @@ def slopes_of(call: AttentionCall, sequence: int, error: float) -> Slopes | None
     steps = steps_of(Pairwise("mul", grad[None], value[None], scale=1 / size), error) if size > 0 else None
     if steps is not None:
         grad, value = rounded(grad, steps[0]), rounded(value, steps[1])
-    numbers = [drop_padding(call, side, sequence) for side in (above, below)]
     return Slopes(
         grad.cpu().numpy(),
         value.cpu().numpy(),
         None if steps is None else (steps[0].cpu().numpy(), steps[1].cpu().numpy()),
-        numbers[0],
-        numbers[1],
+        as_shown(above, columns),
+        as_shown(below, columns),
     )
 
 
-def drop_padding(call: AttentionCall, numbers: Tensor, sequence: int) -> Array:
-    """Numbers (H, Lk) of the keys that are no padding."""
-    words = (call.padding or ALL_WORDS).keys
-    numbers = numbers.detach().float().cpu()
-    found: Array = (numbers if words is None else numbers[:, words[sequence].cpu()]).numpy()
+def as_shown(numbers: Tensor, keys: Shown) -> Array:
+    """Numbers (H, Lk) of the keys that are shown."""
+    found: Array = keys.of(numbers.detach().float().cpu().numpy(), 1)
     return found
 
 
@@ -86,11 +79,7 @@ def flows(calls: Sequence[AttentionCall], shown: Sequence[tuple[int, int | None]
     `shown`: for each layer of the page the number of its call, and `flow_of` it.
     """
     groups: dict[tuple[int, str], list[int]] = {}
-    wanted: dict[tuple[int, str], int] = {}
-    for call in calls:
-        if call.kind == "self":
-            at = call.run, call.layer.stack
-            wanted[at] = wanted.get(at, 0) + 1
+    wanted = Counter((call.run, call.layer.stack) for call in calls if call.kind == "self")
     for place, (number, length) in enumerate(shown):
         if length is not None and calls[number].windows_of is None:
             groups.setdefault((calls[number].run, calls[number].layer.stack), []).append(place)
@@ -112,8 +101,7 @@ def effects_of(given: Any) -> list[tuple[Effect, Effects]]:
         if values is None or len(values) != len(one._layers):
             raise ClearheadError(
                 f"view: effects has a {type(one).__name__:.60}; expected a number for each layer and head: a sweep, a "
-                "logit attribution or the differences of two recordings, such as ch.models.sweep(model, make_edit, "
-                "inputs, metric), or a list of these."
+                "logit attribution or the differences of two recordings, or a list of these."
             )
         rows = values.detach().cpu().tolist()
         named = zip(one._layers, rows, strict=True)

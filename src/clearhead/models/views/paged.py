@@ -17,7 +17,7 @@ from clearhead.models.recordings.rollout import check_whole
 from clearhead.models.recordings.tokens import Tokens, not_joined, told_unread
 from clearhead.models.views.image import patches_of
 from clearhead.models.views.meanings import (
-    drop_padding,
+    as_shown,
     effects_of,
     flow_of,
     flows,
@@ -25,8 +25,8 @@ from clearhead.models.views.meanings import (
     slopes_of,
     with_effects,
 )
-from clearhead.problem.words import ALL_WORDS
 from clearhead.report import Layer, Page
+from clearhead.report._words import Shown, list_shown
 from clearhead.report.from_call import layer_from_call
 from clearhead.report.layer import LeftOut
 from clearhead.report.operands import ERROR, checked_error
@@ -91,18 +91,18 @@ class Paged:
         if isinstance(layer, LeftOut):
             return layer
         self.found[number] = measured(call, self.tokens, sequence)
-        each = _by_head(self.found[number], call, sequence)
+        rows, columns = list_shown(call, sequence)
         norms: dict[str, Any] = {
-            f"{name}_norms": drop_padding(call, one[sequence], sequence) for name, one in norms_of(call).items()
+            f"{name}_norms": as_shown(one[sequence], columns) for name, one in norms_of(call).items()
         }
         layer = replace(
             layer,
             label=str(self.labels[number]),
             role=self.roles[number],
-            measures=each,
+            measures=_by_head(self.found[number], columns, layer.heads),
             **norms,
-            slopes=slopes_of(call, sequence, self.error),
-            **_steps(call, sequence, self.answer),
+            slopes=slopes_of(call, sequence, rows, columns, self.error),
+            **_steps(call, rows, self.answer),
             pairs=_turned(call, layer, sequence),
         )
         return with_effects(layer, call, self.effects)
@@ -114,14 +114,13 @@ class Paged:
     def texts(self, number: int) -> tuple[list[str], list[str]]:
         """The words of a call's queries and keys."""
         call = self.calls[number]
-        queries, keys = call.weights.shape[-2:]
+        queries, keys = call.shape[2:]
         if call.kind == "cross":
             return self._looking(call, queries), self.source or self.words
         role = self.roles[number]
         given = [self.words, self.source] if role != "encoder" else [self.source, self.words]
-        lengths = keys, *words_of(call, self.sequence)[1:]
         last = self.last[call.cached_key.chain]  # a step of a generation has read the first words of the last step
-        whole = last.cached_key.shape[2], *words_of(last, self.sequence)[1:]
+        lengths, whole = (_lengths(one, self.sequence)[1] for one in (call, last))
         for text in given[: 1 if role == "decoder" else 2]:
             if len(text) in lengths:
                 return text[-queries:], text
@@ -179,9 +178,14 @@ class Paged:
         }
 
 
+def _lengths(call: AttentionCall, sequence: int) -> list[tuple[int, int]]:
+    """The number of queries, and of those that are no padding; the same of keys. Of any number of a sequence."""
+    return [(side.length, len(side.places)) for side in list_shown(call, sequence % max(call.shape[0], 1))]
+
+
 def _sizes(calls: Sequence[AttentionCall], sequence: int) -> set[int]:
     """The numbers of words that a text of these calls may have."""
-    return {n for call in calls for n in (*call.weights.shape[-2:], *words_of(call, sequence))}
+    return {n for call in calls for side in _lengths(call, sequence) for n in side}
 
 
 def roles(calls: Sequence[tuple[str, str]]) -> list[str]:
@@ -198,18 +202,15 @@ def roles(calls: Sequence[tuple[str, str]]) -> list[str]:
             break
         stack.append(parts[0])
 
-    def role(name: str, kind: str) -> str:
-        return "cross" if kind == "cross" else "decoder" if name.split(".")[: len(stack)] == stack else "encoder"
-
-    return [role(name, kind) for name, kind in calls]
+    own = {name: "decoder" if name.split(".")[: len(stack)] == stack else "encoder" for name, _ in calls}
+    return ["cross" if kind == "cross" else own[name] for name, kind in calls]
 
 
-def _steps(call: AttentionCall, sequence: int, answer: int | None) -> dict[str, Any]:
-    """The first query of each step of a joined generation, and of the answer, among the queries that are no padding."""
+def _steps(call: AttentionCall, rows: Shown, answer: int | None) -> dict[str, Any]:
+    """The first query of each step of a joined generation, and of the answer, among the queries that are shown."""
     if not call.begins:
         return {"answer": answer}
-    words = (call.padding or ALL_WORDS).queries
-    begins = tuple(first if words is None else int(words[sequence, :first].sum()) for first in call.begins)
+    begins = tuple(rows.before()[list(call.begins)].tolist())
     return {"begins": begins, "answer": begins[1] if answer is None and len(begins) > 1 else answer}
 
 
@@ -221,19 +222,16 @@ def _turned(call: AttentionCall, layer: Layer, sequence: int) -> tuple[Pair, ...
 
 
 def _by_head(
-    found: Mapping[Measure, Found], call: AttentionCall, sequence: int
+    found: Mapping[Measure, Found], columns: Shown, heads: int
 ) -> tuple[dict[Measure, tuple[float, float, int | None, int]], ...]:
-    """The measures of each head. Keys are given by their place among those that are no padding."""
-    words = (call.padding or ALL_WORDS).keys
-
-    def place(key: int) -> int:
-        return key if words is None else int(words[sequence, :key].sum())
+    """The measures of each head. Keys are given by their place among those that are shown."""
+    places = columns.before()
 
     def of(one: Found, head: int) -> tuple[float, float, int | None, int]:
-        key = None if one.key is None else place(int(one.key[0, head]))
+        key = None if one.key is None else int(places[int(one.key[0, head])])
         return float(one.value[head]), float(one.uniform[head]), key, int(one.queries[head])
 
-    return tuple({m: of(one, head) for m, one in found.items()} for head in range(call.query.shape[1]))
+    return tuple({m: of(one, head) for m, one in found.items()} for head in range(heads))
 
 
 def place_in(call: AttentionCall, sequence: int) -> int:
@@ -242,15 +240,6 @@ def place_in(call: AttentionCall, sequence: int) -> int:
     if not -batch <= sequence < batch:
         raise ClearheadError(f"sequence is {sequence}, and {call.name} was given a batch of {batch}.")
     return int(sequence) % batch
-
-
-def words_of(call: AttentionCall, sequence: int) -> tuple[int, ...]:
-    """The numbers of queries and keys that are no padding; () for a call without padding."""
-    batch = call.query.shape[0]
-    if call.padding is None or not -batch <= sequence < batch:
-        return ()
-    sides = zip(call.padding, call.weights.shape[-2:], strict=True)
-    return tuple(length if words is None else int(words[sequence].sum()) for words, length in sides)
 
 
 def words(name: str, tokens: list[str] | None, sizes: set[int], instead: str) -> list[str]:
