@@ -273,3 +273,8 @@ def test_weights_given_to_a_score_that_a_function_changes():
     wanted[:, [0, 3]] = sharper(wanted[:, [0, 3]])
     torch.testing.assert_close(output, wanted @ q, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(seen[0].weights.dense(), wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_what_is_no_function_is_an_error():
+    with pytest.raises(ch.ClearheadError, match=r"MapWeights: function is 0\.5; expected a function of the weights"):
+        MapWeights(0.5)

@@ -11,7 +11,7 @@ from torch import Tensor
 from clearhead.base.arrays import accumulated
 from clearhead.base.errors import ClearheadError
 from clearhead.base.numbers import check_count, check_number
-from clearhead.base.output.text import listed
+from clearhead.base.output.text import brief, listed
 from clearhead.models.edits.base import Edit
 from clearhead.models.edits.from_run import FromRun, Source
 from clearhead.models.edits.spot import Spot
@@ -76,6 +76,11 @@ class MapWeights(Edit):
         queries: Positions = None,
     ) -> None:
         super().__init__(layers, heads, queries)
+        if not callable(function):
+            raise ClearheadError(
+                f"MapWeights: function is {brief(function)}; expected a function of the weights (B, h, q, Lk), such as "
+                "lambda w: w / w.sum(-1, keepdim=True)."
+            )
         self.function = function
 
     def weights(self, weights: Tensor, spot: Spot) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 
 from clearhead.base.torch_state.mode import any_thread_compiles, get_mode
@@ -163,7 +164,7 @@ class _Mode(TorchFunctionMode):
         handler, kwargs = self.handler, kwargs or {}
         reads = func in READERS
         # this is asked first: the compiler could not look up every function in these sets
-        if not reads and not (any_thread_compiles() and get_mode().compiled):
+        if not reads and not is_dynamo_compiling() and not (any_thread_compiles() and get_mode().compiled):
             reads = func in OPERATIONS
             if func in SOFTMAX or func in FUSED:
                 handler.softmax(func in FUSED)

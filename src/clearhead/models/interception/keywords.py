@@ -66,7 +66,7 @@ NOT_READ = {
     **dict.fromkeys(("output_attentions", "output_hidden_states", "output_router_logits"), _MODEL),
     **dict.fromkeys(("decoder_input_ids", "decoder_inputs_embeds", "decoder_attention_mask"), _DECODER),
     **dict.fromkeys(("decoder_position_ids", "encoder_outputs"), _DECODER),
-    **dict.fromkeys(("position_embeddings", "past_key_values", "past_key_value", "cache", "cache_position"), _DONE),
+    **dict.fromkeys(("position_embeddings", "past_key_values", "past_key_value", "cache_position"), _DONE),
     **dict.fromkeys(("max_length_q", "max_length_k"), "the longest of the packed sequences, which cu_seq_lens_q tells"),
     "seq_idx": "the packed sequences, for layers that are no attention",
     "deterministic": "the order in which FlashAttention's backward pass adds",
