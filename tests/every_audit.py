@@ -1,0 +1,89 @@
+"""Audit every architecture of transformers that reads ids, and write docs/audited_models.md.
+
+.venv/bin/python tests/every_audit.py STATE                 # all that STATE, a file, does not hold yet
+.venv/bin/python tests/every_audit.py STATE llama opt       # these
+.venv/bin/python tests/every_audit.py STATE --write         # the table of what STATE holds
+
+Each architecture runs in a process of its own, and each result is written to the state at once, so a run that was
+stopped continues.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+
+SECONDS = 240  # of processor time for one architecture
+CASES = "plain", "right padding", "left padding", "packed"
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("state", type=Path)
+    options.add_argument("names", nargs="*")
+    options.add_argument("--write", action="store_true", help="write the table, and audit nothing")
+    asked = options.parse_args()
+    os.environ.update(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1")
+    rows = read_state(asked.state)
+    if asked.write:
+        from audits.table import write_table
+
+        write_table(rows)
+        return 0
+    import torch
+    import transformers
+    from audits.architectures import find_kind
+    from zoo.registry import names
+
+    torch.set_num_threads(1)  # before the forks
+    transformers.utils.logging.set_verbosity_error()
+    done = {row["name"] for row in rows}
+    chosen = asked.names or [name for name in names() if find_kind(name) is not None and name not in done]
+    context = multiprocessing.get_context("fork")
+    for number, name in enumerate(chosen, 1):
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=run_one, args=(name, sender), daemon=True)
+        started = time.monotonic()
+        process.start()
+        sender.close()
+        try:
+            row = receiver.recv()
+        except EOFError:  # it was stopped, by its limit or by a crash
+            row = {"name": name, "error": f"ended after {time.monotonic() - started:.0f} s"}
+        process.join()
+        with asked.state.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        print(f"{number}/{len(chosen)} | {name} | {row.get('error') or summarise(row)}", flush=True)
+    return 0
+
+
+def read_state(path: Path) -> list[dict]:
+    """The last result of each architecture."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return list({row["name"]: row for row in map(json.loads, lines)}.values())
+
+
+def summarise(row: dict) -> str:
+    found = {case: ", ".join(sorted({code for _, code, _ in what["findings"]})) for case, what in row["cases"].items()}
+    return "; ".join(f"{case}: {codes or 'ok'}" for case, codes in found.items())
+
+
+def run_one(name: str, sender: multiprocessing.connection.Connection) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+    from audits.architectures import audit_architecture
+
+    try:
+        sender.send(audit_architecture(name))
+    except Exception as error:
+        sender.send({"name": name, "error": f"{type(error).__name__}: {error}"[:200]})
+
+
+if __name__ == "__main__":
+    sys.exit(main())
