@@ -13,7 +13,7 @@ Level = Literal["outputs", "layers", "all"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class AuditFinding:
     """One way in which a model does not attend as expected.
 
     `code`: a stable name of the kind of finding, such as "padding-reaches-outputs". `test`: the test that found it.
@@ -32,32 +32,32 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class TestResult:
+class AuditTest:
     """The result of one test. `holds`: None where the test could not examine the model, for the reason in `text`."""
 
     name: str
     holds: bool | None
     text: str
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[AuditFinding, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class AuditReport:
     """Whether a model attends as expected, by independent tests. `clearhead.audit` returns it.
 
-    `ok`: whether no test has a finding. `findings`: those of all tests, in order. `tests`: a `TestResult` for each
+    `ok`: whether no test has a finding. `findings`: those of all tests, in order. `tests`: a `AuditTest` for each
     test. `coverage`: by relation, such as "padding", the share of the forbidden pairs of an input and an output that
     the influence test examined. `forwards`: how often the model was run. `conclusion`: the part to examine.
     """
 
     expected: str
     level: Level
-    tests: Sequence[TestResult]
+    tests: Sequence[AuditTest]
     coverage: dict[str, float] = field(default_factory=dict)
     forwards: int = 0
 
     @property
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[AuditFinding]:
         return [finding for test in self.tests for finding in test.findings]
 
     @property

@@ -13,7 +13,7 @@ from clearhead.base.errors import ClearheadError, require
 from clearhead.masks.base import Mask
 from clearhead.masks.causal import Causal
 from clearhead.masks.documents import Documents
-from clearhead.models.audits.audit_report import AuditReport, Finding, Level, TestResult
+from clearhead.models.audits.audit_report import AuditReport, AuditFinding, Level, AuditTest
 from clearhead.models.audits.verb import audit, raise_findings
 
 IGNORED = -100  # the label of a position that the loss leaves out
@@ -72,7 +72,7 @@ def find_documents(ids: Tensor, examples: Sequence[Tensor]) -> Tensor:
     return documents
 
 
-def audit_labels(labels: Tensor, documents: Tensor) -> TestResult:
+def audit_labels(labels: Tensor, documents: Tensor) -> AuditTest:
     """The label at position i is predicted by the output at i − 1, so the first token of an example has no label."""
     begins = (documents[:, 1:] != documents[:, :-1]) & (documents[:, 1:] >= 0)
     crossing = begins & (labels[:, 1:] != IGNORED)
@@ -81,13 +81,15 @@ def audit_labels(labels: Tensor, documents: Tensor) -> TestResult:
         sequence, position = crossing.nonzero()[0].tolist()
         text = f"{int(crossing.sum())} labels are predicted from another example, first ({sequence}, {position + 1})"
         output = (sequence, position)
-        findings.append(Finding("label-crosses-border", "labels", text, output=output, source=(sequence, position + 1)))
+        findings.append(
+            AuditFinding("label-crosses-border", "labels", text, output=output, source=(sequence, position + 1))
+        )
     inside = torch.cat([torch.zeros_like(begins[:, :1]), ~begins & (documents[:, 1:] >= 0)], 1)
     lost = inside & (labels == IGNORED)
     note = f"; {int(lost.sum())} positions inside examples have no label" if bool(lost.any()) else ""
     if findings:
-        return TestResult("labels", False, f"labels cross the borders of examples{note}", tuple(findings))
-    return TestResult("labels", True, f"no label crosses the border of an example{note}")
+        return AuditTest("labels", False, f"labels cross the borders of examples{note}", tuple(findings))
+    return AuditTest("labels", True, f"no label crosses the border of an example{note}")
 
 
 def make_audit_callback(mask_of_batch: Callable[[Any], Mask | None], level: Level = "outputs") -> Any:

@@ -17,7 +17,7 @@ from clearhead.inspection.weights import Weights
 from clearhead.masks.base import Mask, Spans
 from clearhead.masks.causal import Causal
 from clearhead.masks.padding import Padding
-from clearhead.models.audits.audit_report import Finding, TestResult
+from clearhead.models.audits.audit_report import AuditFinding, AuditTest
 from clearhead.models.audits.given import infinite_bias
 from clearhead.models.recordings.attention_call import AttentionCall
 from clearhead.problem._recorded import RecordedMask
@@ -76,7 +76,7 @@ def measure_deviation(problem: Problem, value: Tensor, output: Tensor, uncounted
     return Deviation(float(ratio.flatten()[place]), (sequence, head, query))
 
 
-def audit_computed(calls: list[tuple[AttentionCall, Mask]]) -> TestResult:
+def audit_computed(calls: list[tuple[AttentionCall, Mask]]) -> AuditTest:
     """Compare each recorded call with the formula under its expected mask; name the wrong formula that it equals."""
     examined, findings = 0, []
     for call, expected in calls:
@@ -93,10 +93,10 @@ def audit_computed(calls: list[tuple[AttentionCall, Mask]]) -> TestResult:
         findings.append(finding)
         break
     if not examined:
-        return TestResult("computed", None, "no call gives an output for each head")
+        return AuditTest("computed", None, "no call gives an output for each head")
     if findings:
-        return TestResult("computed", False, "a call computes another formula", tuple(findings))
-    return TestResult("computed", True, f"each of {examined} calls equals softmax(scores) · value with this mask")
+        return AuditTest("computed", False, "a call computes another formula", tuple(findings))
+    return AuditTest("computed", True, f"each of {examined} calls equals softmax(scores) · value with this mask")
 
 
 def _tolerance(call: AttentionCall, value: Tensor, output: Tensor) -> float:
@@ -138,7 +138,7 @@ def _explain(
     output: Tensor,
     uncounted: Tensor | None,
     found: Deviation,
-) -> Finding:
+) -> AuditFinding:
     """The finding of a call that differs, with the first wrong formula that its output equals."""
     most, (sequence, head, query) = _tolerance(call, value, output), found.row
     others = (torch.arange(problem.sizes.heads, device=value.device) != head).view(1, -1, 1)  # they may be right
@@ -155,7 +155,7 @@ def _explain(
         f"{call.name} ({call.backend}), head {head}, query {query} of sequence {sequence}: the output differs by "
         f"{found.ratio:.2g} times its rounding. It equals {what}."
     )
-    return Finding(code, "computed", text, str(call.layer), call.name, (head,), (sequence, query))
+    return AuditFinding(code, "computed", text, str(call.layer), call.name, (head,), (sequence, query))
 
 
 def list_mistakes(call: AttentionCall, expected: Mask, problem: Problem) -> Iterator[Mistake]:

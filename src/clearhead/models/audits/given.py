@@ -14,7 +14,7 @@ from clearhead.inspection.weights import Weights
 from clearhead.masks.base import Mask, all_keys
 from clearhead.masks.dense import DenseMask
 from clearhead.masks.padding import Padding
-from clearhead.models.audits.audit_report import Finding, TestResult
+from clearhead.models.audits.audit_report import AuditFinding, AuditTest
 from clearhead.models.interception.padding import same_words
 from clearhead.models.recordings.attention_call import AttentionCall
 from clearhead.problem._recorded import RecordedMask
@@ -27,7 +27,7 @@ TOLERANCE = 1e-6  # the share of a query's softmax that may be on wrong keys
 
 
 @torch.no_grad()
-def audit_given(calls: list[tuple[AttentionCall, Mask]]) -> TestResult:
+def audit_given(calls: list[tuple[AttentionCall, Mask]]) -> AuditTest:
     """Compare the pairs that each call allowed with those of its expected mask, by their share of the softmax."""
     known, wrong = KnownPairs(), []
     for call, expected in calls:
@@ -46,16 +46,18 @@ def audit_given(calls: list[tuple[AttentionCall, Mask]]) -> TestResult:
         if not worst[1].share <= TOLERANCE:
             wrong.append((call, expected, pairs, *worst))
     if not wrong:
-        return TestResult("given", True, f"each of {len(calls)} attention calls was given this mask")
-    findings: dict[str, Finding] = {}
+        return AuditTest("given", True, f"each of {len(calls)} attention calls was given this mask")
+    findings: dict[str, AuditFinding] = {}
     for call, expected, pairs, what, row in wrong:
         code, cause = find_cause(call, expected, pairs, what, row)
         text = _describe(call, expected, what, row) + (f"\nMay be: {cause}" if cause else "")
         place = row.sequence, row.query
-        finding = Finding(code, "given", text, str(call.layer), call.name, (row.head,), place, (row.sequence, row.most))
+        finding = AuditFinding(
+            code, "given", text, str(call.layer), call.name, (row.head,), place, (row.sequence, row.most)
+        )
         findings.setdefault(code, finding)
     text = f"{len(wrong)} of {len(calls)} attention calls were given another mask"
-    return TestResult("given", False, text, tuple(findings.values()))
+    return AuditTest("given", False, text, tuple(findings.values()))
 
 
 class Pairs(NamedTuple):

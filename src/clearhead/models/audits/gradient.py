@@ -7,12 +7,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from clearhead.models.audits.audit_report import Finding, TestResult
+from clearhead.models.audits.audit_report import AuditFinding, AuditTest
 from clearhead.models.audits.movement import LEAK_CODES, Differentiate
 from clearhead.models.audits.probes import Positions, Probe
 
 
-def audit_gradient(differentiate: Differentiate, positions: Positions, probes: list[Probe]) -> TestResult:
+def audit_gradient(differentiate: Differentiate, positions: Positions, probes: list[Probe]) -> AuditTest:
     """Run forward and backward once for each probe: from its fixed outputs, to the inputs that it changes."""
     for probe in probes:
         if not bool(probe.fixed.any() and probe.changed.any()):
@@ -20,18 +20,18 @@ def audit_gradient(differentiate: Differentiate, positions: Positions, probes: l
         try:
             gradient = differentiate(probe.fixed)
         except (RuntimeError, ValueError) as error:  # not every model has a backward pass
-            return TestResult("gradient", None, str(error).splitlines()[0])
+            return AuditTest("gradient", None, str(error).splitlines()[0])
         if gradient is None:
-            return TestResult("gradient", None, "the outputs do not require grad")
+            return AuditTest("gradient", None, "the outputs do not require grad")
         wrong = probe.changed & (gradient != 0)  # NaN is no zero
         if bool(wrong.any()):
             source = divmod(int(gradient.nan_to_num(torch.inf).masked_fill(~wrong, -1).argmax()), wrong.shape[1])
             output = _find_output(differentiate, probe, source)
             relation = positions.relate(output, source)
             text = f"output {output} has a gradient of input {source}, {relation}, which must be exactly zero"
-            finding = Finding(LEAK_CODES[relation], "gradient", text, output=output, source=source)
-            return TestResult("gradient", False, "a gradient is not zero that must be", (finding,))
-    return TestResult("gradient", True, "gradients that must be zero are exactly zero")
+            finding = AuditFinding(LEAK_CODES[relation], "gradient", text, output=output, source=source)
+            return AuditTest("gradient", False, "a gradient is not zero that must be", (finding,))
+    return AuditTest("gradient", True, "gradients that must be zero are exactly zero")
 
 
 def compute_gradient(run: Callable[[], tuple[Tensor, Tensor]], outputs: Tensor, seed: int) -> Tensor | None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError
-from clearhead.models.audits.audit_report import Finding, TestResult
+from clearhead.models.audits.audit_report import AuditFinding, AuditTest
 from clearhead.models.audits.audited_model import AuditedModel
 from clearhead.models.audits.movement import LEAK_CODES, Differentiate, Influence, compare_outputs, measure_influence
 from clearhead.models.audits.probes import Positions, Probe, choose_probes
@@ -17,7 +17,7 @@ from clearhead.models.audits.probes import Positions, Probe, choose_probes
 @torch.no_grad()
 def audit_influence(
     audited: AuditedModel, differentiate: Differentiate, positions: Positions, probes: list[Probe], number: int
-) -> TestResult:
+) -> AuditTest:
     """Change ids, where the input has some, then vectors: the embeddings of ids, or the input itself.
 
     Ids go through all that a model does with them, in compiled models and other callables too. Vectors change by more,
@@ -31,7 +31,7 @@ def audit_influence(
             notes.append("train mode with dropout, each run with the same seed")
         else:
             text = f"two runs of the same batch differ by {float(distance.max()):.2g} of the size of the outputs"
-            findings.append(Finding("outputs-random", "influence", text))
+            findings.append(AuditFinding("outputs-random", "influence", text))
     if audited.has_ids:
         special = audited.find_special() & positions.input_tokens
         of_ids, by_ids = positions, probes
@@ -49,8 +49,8 @@ def audit_influence(
     told = f" ({'; '.join(notes)})" if notes else ""
     if findings:
         text = f"outputs move that must not, or stay that must move{told}"
-        return TestResult("influence", False, text, tuple(reversed(first.values())))
-    return TestResult("influence", True, f"outputs keep every bit when {audited.name or 'inputs'} change{told}")
+        return AuditTest("influence", False, text, tuple(reversed(first.values())))
+    return AuditTest("influence", True, f"outputs keep every bit when {audited.name or 'inputs'} change{told}")
 
 
 def _run_with_other_ids(audited: AuditedModel, base: Tensor, changed: Tensor | None) -> Tensor:
@@ -66,7 +66,7 @@ def _run_with_other_vectors(audited: AuditedModel, base: Tensor, changed: Tensor
         return audited.run()
 
 
-def _judge(audited: AuditedModel, found: Influence, positions: Positions, what: str) -> list[Finding]:
+def _judge(audited: AuditedModel, found: Influence, positions: Positions, what: str) -> list[AuditFinding]:
     """The findings of a measurement: the largest leak, and outputs that ignore their inputs."""
     findings = []
     name = f" of {audited.name}" if audited.name else ""
@@ -79,11 +79,11 @@ def _judge(audited: AuditedModel, found: Influence, positions: Positions, what: 
         else:
             text, code = f"outputs move when several inputs{name} change together", "outputs-leak"
         text += f", by {leak.size:.2g} of the usual movement"
-        findings.append(Finding(code, "influence", text, output=leak.output, source=leak.source))
+        findings.append(AuditFinding(code, "influence", text, output=leak.output, source=leak.source))
     if found.unmoved:
         _, still = found.unmoved[0]
         sequence, position = still.nonzero()[0].tolist()
         text = f"{int(still.sum())} outputs stay when inputs{name} change that should reach them"
         text += f", the first is ({sequence}, {position})"
-        findings.append(Finding("inputs-ignored", "influence", text, output=(sequence, position)))
+        findings.append(AuditFinding("inputs-ignored", "influence", text, output=(sequence, position)))
     return findings

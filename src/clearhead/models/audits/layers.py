@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.models.audits.audit_report import Finding, TestResult
+from clearhead.models.audits.audit_report import AuditFinding, AuditTest
 from clearhead.models.audits.audited_model import replace_vectors
 from clearhead.models.audits.blocks import Block, locate_change
 from clearhead.models.audits.expectation import Expectation
@@ -18,7 +18,7 @@ from clearhead.models.audits.reachability import Reachability
 
 
 @torch.no_grad()
-def audit_layers(blocks: list[Block], expectation: Expectation, probes: int, seed: int) -> TestResult:
+def audit_layers(blocks: list[Block], expectation: Expectation, probes: int, seed: int) -> AuditTest:
     """Change the recorded hidden states of each block, and compare the block's outputs to the bit."""
     examined, findings, skipped = 0, [], []
     chosen: dict[Any, tuple[Reachability, Positions, list[Probe]]] = {}
@@ -52,14 +52,14 @@ def audit_layers(blocks: list[Block], expectation: Expectation, probes: int, see
         findings += [finding] if finding else []
     if findings:
         text = f"{len(findings)} of {examined} blocks do not depend on what they should"
-        return TestResult("layer", False, text, tuple(findings))
+        return AuditTest("layer", False, text, tuple(findings))
     if not examined:
-        return TestResult("layer", None, "no block of the model could be run alone")
+        return AuditTest("layer", None, "no block of the model could be run alone")
     left = f"; not examined: {', '.join(skipped[:3])}" if skipped else ""
-    return TestResult("layer", True, f"each of {examined} blocks, run alone, depends on what it may{left}")
+    return AuditTest("layer", True, f"each of {examined} blocks, run alone, depends on what it may{left}")
 
 
-def _judge(block: Block, found: Influence, positions: Positions, seed: int) -> Finding | None:
+def _judge(block: Block, found: Influence, positions: Positions, seed: int) -> AuditFinding | None:
     """The finding of one block, with the part of it where the change is first seen."""
     if found.leaks:
         leak = found.leaks[0]
@@ -67,10 +67,10 @@ def _judge(block: Block, found: Influence, positions: Positions, seed: int) -> F
         relation = positions.relate(leak.output, leak.source) if leak.output and leak.source else "several inputs"
         text = f"{block.name} depends on {relation}: output {leak.output} on input {leak.source}, {place}"
         code = LEAK_CODES.get(relation, "outputs-leak")
-        return Finding(code, "layer", text, module=block.name, heads=heads, output=leak.output, source=leak.source)
+        return AuditFinding(code, "layer", text, module=block.name, heads=heads, output=leak.output, source=leak.source)
     has_attention = any("att" in f"{name} {type(part).__name__}".lower() for name, part in block.module.named_modules())
     if found.unmoved and has_attention:  # a convolution or a state need not reach so far
         output = tuple(found.unmoved[0][1].nonzero()[0].tolist())
         text = f"{block.name}: output {output} does not depend on inputs that it may attend to"
-        return Finding("inputs-ignored", "layer", text, module=block.name, output=(output[0], output[1]))
+        return AuditFinding("inputs-ignored", "layer", text, module=block.name, output=(output[0], output[1]))
     return None

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.models.audits.audit_report import Finding, TestResult
+from clearhead.models.audits.audit_report import AuditFinding, AuditTest
 from clearhead.models.audits.audited_model import AuditedModel, find_output
 from clearhead.models.audits.probes import Positions
 from clearhead.models.checks import ran
@@ -21,11 +21,11 @@ CACHES = ("cache", "past_key_values", "cache_params")  # the first name is new i
 
 
 @torch.no_grad()
-def audit_sameness(audited: AuditedModel, positions: Positions) -> TestResult:
+def audit_sameness(audited: AuditedModel, positions: Positions) -> AuditTest:
     """Run pieces of the batch alone, and the batch in parts with a cache; compare with the outputs of the whole."""
     batch = audited.batch
     if not isinstance(batch, Mapping) or not audited.has_ids:
-        return TestResult("same", None, "the batch has no ids by name")
+        return AuditTest("same", None, "the batch has no ids by name")
     whole = audited.run()
     numbers = whole.float()
     size = float(numbers[positions.tokens.to(whole.device)].square().mean().sqrt()) or 1.0
@@ -43,16 +43,16 @@ def audit_sameness(audited: AuditedModel, positions: Positions) -> TestResult:
                 if not float(distance.max()) <= TOLERANCE:
                     place = start + int(distance.argmax())
                     text = f"output ({sequence}, {place}) differs {words}, by {float(distance.max()):.2g} of its size"
-                    findings.append(Finding(code, "same", text, output=(sequence, place)))
+                    findings.append(AuditFinding(code, "same", text, output=(sequence, place)))
                     break
         except Exception as error:  # not every model takes a piece of its batch, or a cache
             examined.append(f"not {words}: {type(error).__name__}: {str(error).splitlines()[0]:.80}")
     ways = ", ".join(dict.fromkeys(examined))
     if findings:
-        return TestResult("same", False, f"the same tokens have other outputs ({ways})", tuple(findings))
+        return AuditTest("same", False, f"the same tokens have other outputs ({ways})", tuple(findings))
     if not examined:
-        return TestResult("same", None, "no part of the batch can be run otherwise")
-    return TestResult("same", True, f"the same tokens have the same outputs ({ways})")
+        return AuditTest("same", None, "no part of the batch can be run otherwise")
+    return AuditTest("same", True, f"the same tokens have the same outputs ({ways})")
 
 
 Piece = tuple[int, int, Tensor]  # a sequence, the first position, and the outputs (1, n, C) from there on

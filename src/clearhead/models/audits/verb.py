@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from clearhead.base.arrays import Array
 from clearhead.base.errors import ClearheadError
-from clearhead.models.audits.audit_report import AuditReport, Level, TestResult
+from clearhead.models.audits.audit_report import AuditReport, Level, AuditTest
 from clearhead.models.audits.audited_model import AuditedModel
 from clearhead.models.audits.blocks import Block, record_blocks
 from clearhead.models.audits.computed import audit_computed
@@ -92,7 +92,7 @@ def audit(
     tokens, encoder_tokens = _find_tokens(audited, padding)
     calls, blocks, why = _run_recorded(audited, padding, level)
     expectation = Expectation(mask, tokens, encoder_tokens, calls)
-    tests = [audit_given(expectation.calls) if calls else TestResult("given", None, why)]
+    tests = [audit_given(expectation.calls) if calls else AuditTest("given", None, why)]
     if level != "outputs" and calls:
         tests.append(audit_computed(expectation.calls))
     if encoder_tokens is None:
@@ -132,7 +132,7 @@ def _audit_recording(recording: Recording, mask: Expected) -> AuditReport:
     if all(call.value is not None and call.outcome is not None for call, _ in calls):
         tests.append(audit_computed(calls))
     else:
-        tests.append(TestResult("computed", None, "the values were not recorded: watch(model, values=True)"))
+        tests.append(AuditTest("computed", None, "the values were not recorded: watch(model, values=True)"))
     return AuditReport(describe_mask(mask), "layers", tests)
 
 
