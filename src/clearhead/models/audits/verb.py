@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from clearhead.base.arrays import Array
 from clearhead.base.errors import ClearheadError
-from clearhead.models.audits.audit_report import AuditReport, Level, AuditTest
+from clearhead.models.audits.audit_report import AuditReport, AuditTest, Level
 from clearhead.models.audits.audited_model import AuditedModel
 from clearhead.models.audits.blocks import Block, record_blocks
 from clearhead.models.audits.computed import audit_computed
