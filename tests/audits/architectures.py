@@ -12,7 +12,7 @@ from zoo.registry import config_class
 from zoo.trial import small_model
 
 import clearhead as ch
-from clearhead.models.audits.verb import audit
+from clearhead.models.audits.audit import audit
 
 # Which inputs an output may depend on, where transformers' own mapping of tasks says another thing; with the source.
 KINDS = {

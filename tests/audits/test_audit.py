@@ -12,7 +12,7 @@ pytest.importorskip("transformers", reason="the extra [models] is not installed"
 
 from audits.faults import CAUSAL, IDS, IN_DOCUMENTS, PACKED, PLAIN
 from audits.faulty_models import HandWrittenGPT, make_llama, register_backend
-from clearhead.models.audits.verb import assert_attends, audit
+from clearhead.models.audits.audit import assert_attends, audit
 
 
 def results(report):

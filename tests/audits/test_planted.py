@@ -9,7 +9,7 @@ pytest.importorskip("transformers", reason="the extra [models] is not installed"
 
 from audits.faults import FAULTS, IDS, IN_DOCUMENTS, PACKED
 from audits.faulty_models import make_llama, register_backend
-from clearhead.models.audits.verb import audit
+from clearhead.models.audits.audit import audit
 
 UNFOUND = {"no scale"}  # the formula of a hand-written model is not recorded, and every input reaches what it may
 # without the kernels of mamba-ssm, transformers computes other outputs with a cache, in float64 too

@@ -19,7 +19,7 @@ from clearhead.masks.base import Mask
 from clearhead.masks.causal import Causal
 from clearhead.masks.documents import Documents
 from clearhead.masks.sliding_window import SlidingWindow
-from clearhead.models.audits.verb import audit
+from clearhead.models.audits.audit import audit
 from clearhead.models.loading import quiet
 
 FORWARDS = {"outputs": 9, "layers": 16, "all": 30}  # about so many, for the estimate that is printed first

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError, ShapeError
-from clearhead.models.checks import ran
+from clearhead.models.model_calls import call_model
 
 IDS = ("input_ids", "decoder_input_ids")
 FEATURES = ("inputs_embeds", "input_features", "input_values", "pixel_values", "hidden_states", "x", "src")
@@ -86,7 +86,7 @@ class AuditedModel:
         self.forwards += 1
         with torch.random.fork_rng():
             torch.manual_seed(self.seed if seed is None else seed)
-            result = ran(self.model, batch)
+            result = call_model(self.model, batch)
         if self._output is not None:
             return self._output(result).flatten(2)
         return find_output(result, self.output_shape)

@@ -13,8 +13,8 @@ from clearhead.base.errors import ClearheadError, require
 from clearhead.masks.base import Mask
 from clearhead.masks.causal import Causal
 from clearhead.masks.documents import Documents
+from clearhead.models.audits.audit import audit, raise_findings
 from clearhead.models.audits.audit_report import AuditFinding, AuditReport, AuditTest, Level
-from clearhead.models.audits.verb import audit, raise_findings
 
 IGNORED = -100  # the label of a position that the loss leaves out
 Example = Mapping[str, Any]

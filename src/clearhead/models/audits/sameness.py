@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from clearhead.models.audits.audit_report import AuditFinding, AuditTest
 from clearhead.models.audits.audited_model import AuditedModel, find_output
 from clearhead.models.audits.probes import Positions
-from clearhead.models.checks import ran
+from clearhead.models.model_calls import call_model
 
 TOLERANCE = 1e-3  # of the size of the outputs
 MOST_PIECES = 4
@@ -123,4 +123,4 @@ def _call(audited: AuditedModel, given: dict[str, Any]) -> Any:
     audited.forwards += 1
     with torch.random.fork_rng():
         torch.manual_seed(audited.seed)
-        return ran(audited.model, given) if "past_key_values" not in given else audited.model(**given)
+        return call_model(audited.model, given) if "past_key_values" not in given else audited.model(**given)

@@ -66,7 +66,7 @@ class Precision(Check):
         elif computed <= most:
             remedy = (
                 f"clearhead's own error is {computed:.2g}, so it is not the dtype: the backend computes something "
-                "else, or the output was edited. ch.models.compare_backends holds a model's backends to the formula."
+                "else, or the output was edited. ch.audit compares a model's calls with the formula."
             )
         else:
             remedy = (
