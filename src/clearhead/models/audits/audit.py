@@ -51,7 +51,7 @@ def audit(
     >>> report.ok
     False
     >>> [finding.code for finding in report.findings][:2]
-    ['not-causal', 'no-mask']
+    ['not-causal', 'mask-ignored']
 
     The report has one line for each independent test:
 

@@ -87,9 +87,7 @@ class AuditedModel:
         with torch.random.fork_rng():
             torch.manual_seed(self.seed if seed is None else seed)
             result = call_model(self.model, batch)
-        if self._output is not None:
-            return self._output(result).flatten(2)
-        return find_output(result, self.output_shape)
+        return find_output(result if self._output is None else self._output(result), self.output_shape)
 
     def run_from_leaf(self) -> tuple[Tensor, Tensor]:
         """A leaf that requires grad, (B, L, C), the embeddings of ids or the input itself; and the outputs."""
