@@ -21,8 +21,8 @@ def check(what: str, expected: Callable[[int], ch.extend.Mask | None], length: i
     with ch.watch(model) as seen:
         model(ids)
     mask = expected(length)
-    assert seen.check(mask).ok() == (what == "itself")
-    seconds = interleaved({"plain": lambda: model(ids), "check": lambda: seen.check(mask)}, 7, 1)
+    assert ch.audit(seen, mask).ok == (what == "itself")
+    seconds = interleaved({"plain": lambda: model(ids), "check": lambda: ch.audit(seen, mask)}, 7, 1)
     ratio = seconds["check"] / seconds["plain"]
     told = f"Llama on {length} tokens, its causal mask checked beside {what}, over the plain forward"
     return Result(told, ratio, "×", f"≤ {BAR}", ratio <= BAR, times(seconds))

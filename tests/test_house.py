@@ -208,7 +208,7 @@ MADE |= {
 }
 MADE |= {
     f"models.{name}"
-    for name in ("AuditedCall", "Comparison", "ComparedCall", "Differences", "CallDifference", "Framed", "Survey")
+    for name in ("AuditFinding", "AuditReport", "AuditTest", "Differences", "CallDifference", "Framed", "Survey")
 }
 MADE |= {f"models.{name}" for name in ("AttributedCall", "Circuits", "LogitAttribution", "Projections", "SVD", "Sweep")}
 

@@ -1000,16 +1000,13 @@ ENTRIES: dict[str, Entry] = {
             "position": {"negative": "else", "integer tensor": "else"},
         },
     ),
-    "models.assert_attends": E(
+    "audit": E(
         "models",
-        lambda **given: ch.models.assert_attends(inputs=x3(), **given) is None,
-        {"model": Block(), "mask": None, "padding": None, "tolerance": 1e-6},
+        lambda **given: ch.audit(batch=x3()[0], **given).ok,
+        {"model": Block(), "mask": None, "padding": None},
         {"mask": ABSENT, "padding": ABSENT},
     ),
     "models.match_tokens": E("models", ch.models.match_tokens, {"tokens": ["a", "b"], "other_tokens": ["b", "a"]}),
-    "models.compare_backends": E(
-        "models", lambda model: ch.models.compare_backends(model, "sdpa", "eager", x3()), {"model": None}
-    ),
     "models.run_on_clearhead": E(
         "models", lambda **given: ch.models.run_on_clearhead(**given), {"model": None, "layout": None}
     ),
@@ -1053,8 +1050,9 @@ NOT_CALLED = {
     "models.next_token_loss": "gives a function of outputs: tests/models/test_sweep.py",
     "explanation.Diagnosis": "what diagnose() gives", "explanation.Finding": "what diagnose() gives",
     "explanation.Diagnosis.to_dict": "takes nothing", "explanation.Finding.to_dict": "takes nothing",
-    "models.Audit": "what check() gives", "models.AuditedCall": "what check() gives",
-    "models.Comparison": "what compare_backends() gives", "models.ComparedCall": "what compare_backends() gives",
+    "models.AuditReport": "what audit() gives", "models.AuditTest": "what audit() gives",
+    "models.AuditFinding": "what audit() gives", "assert_attends": "audit()",
+    "models.audit_collator": "audit()", "models.make_audit_callback": "audit()",
     "models.Differences": "what seen.compare() gives", "models.CallDifference": "what seen.compare() gives",
     "results.WeightDifference": "what seen.compare() gives", "models.Distinctive": "what seen.distinctive() gives",
     "models.Table": "what seen.table() gives", "models.Table.to_pandas": "tests/models/test_heads.py",

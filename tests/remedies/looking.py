@@ -662,7 +662,7 @@ class Handing(torch.nn.Module):
             return pool.submit(self.second, x).result() if self.pooled else self.second(x)
 def handing(pooled):
     met = []
-    ch.models.assert_attends(Handing(pooled), q, lambda call: (met.append(call), Causal())[1])
+    ch.audit(Handing(pooled), q, lambda call: (met.append(call), Causal())[1], level="outputs")
     return torch.tensor(len(met))
 """,
     ),
