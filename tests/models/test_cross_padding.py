@@ -61,6 +61,3 @@ def test_it_is_found(name, padded, how, implementation):
     for call in seen.calls:
         if call.kind == "cross":
             assert torch.equal(call.padding.keys, mask.bool())
-            leaked = call.weights.dense().masked_fill(mask.bool()[:, None, None], 0.0).sum(-1)
-            worst = next(one for one in found.calls if one.name == call.name)
-            torch.testing.assert_close(worst.leaked.double(), leaked.double(), rtol=1e-4, atol=1e-6)

@@ -50,13 +50,17 @@ def make_batch(tokenizer: Any, texts: list[str], most: int, packed: bool) -> tup
     ids = [tokenizer(text, verbose=False)["input_ids"][:most] for text in texts]
     lengths = [len(one) for one in ids]
     if packed:
-        positions = torch.cat([torch.arange(length) for length in lengths])[None]
-        return {"input_ids": torch.tensor([list(chain(*ids))]), "position_ids": positions, "use_cache": False}, lengths
+        positions = torch.cat([torch.arange(length, device="cpu") for length in lengths])[None]
+        return {
+            "input_ids": torch.tensor([list(chain(*ids))], device="cpu"),
+            "position_ids": positions,
+            "use_cache": False,
+        }, lengths
     filler = tokenizer.pad_token_id or 0
     rows = [one + [filler] * (max(lengths) - len(one)) for one in ids]
-    batch: dict[str, Any] = {"input_ids": torch.tensor(rows)}
+    batch: dict[str, Any] = {"input_ids": torch.tensor(rows, device="cpu")}
     if len(set(lengths)) > 1:
-        batch["attention_mask"] = torch.tensor([[1] * n + [0] * (max(lengths) - n) for n in lengths])
+        batch["attention_mask"] = torch.tensor([[1] * n + [0] * (max(lengths) - n) for n in lengths], device="cpu")
     return batch, lengths
 
 

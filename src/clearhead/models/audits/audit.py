@@ -171,7 +171,7 @@ def _find_tokens(audited: AuditedModel, padding: Array | None) -> tuple[Tensor, 
 
     def read(mask: Any, shape: tuple[int, int]) -> Tensor:
         if mask is None or tuple(mask.shape) != shape:
-            return torch.ones(shape, dtype=torch.bool)
+            return torch.ones(shape, dtype=torch.bool, device="cpu")
         return torch.as_tensor(mask).cpu() != 0
 
     own = masks.get("attention_mask") if padding is None else padding

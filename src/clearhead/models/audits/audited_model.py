@@ -107,7 +107,7 @@ class AuditedModel:
     def find_special(self) -> Tensor:
         """The inputs that are special ids, bool (B, L): they may decide more than a word does, such as where a document
         begins, so they stay."""
-        found = torch.zeros(self.shape, dtype=torch.bool)
+        found = torch.zeros(self.shape, dtype=torch.bool, device="cpu")
         if self.has_ids:
             for number in _special_ids(self.model):
                 found |= (self.inputs == number).cpu()
@@ -116,10 +116,10 @@ class AuditedModel:
     def replace_ids(self, changed: Tensor) -> Tensor:
         """Other ids at these positions, bool (B, L), from the ids that occur in the batch and are not special."""
         ids, generator = self.inputs, torch.Generator().manual_seed(self.seed)
-        occurring = torch.tensor(sorted(set(ids.flatten().tolist()) - _special_ids(self.model)))
+        occurring = torch.tensor(sorted(set(ids.flatten().tolist()) - _special_ids(self.model)), device="cpu")
         if len(occurring) < 2:
             raise ClearheadError("audit: the batch has fewer than two ids to exchange. Use a text with more words.")
-        drawn = torch.randint(len(occurring), ids.shape, generator=generator)
+        drawn = torch.randint(len(occurring), ids.shape, generator=generator, device="cpu")
         same = occurring[drawn] == ids.cpu()
         other = occurring[torch.where(same, (drawn + 1) % len(occurring), drawn)]
         return torch.where(changed.to(ids.device), other.to(ids), ids)
@@ -163,12 +163,12 @@ def replace_vectors(vectors: Tensor, changed: Tensor, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     flat = vectors.flatten(0, 1)
     size = float(flat.float().std()) or 1.0
-    order = torch.randperm(len(flat), generator=generator)
-    order = torch.where(order == torch.arange(len(flat)), (order + 1) % len(flat), order).to(flat.device)
-    noise = torch.randn(flat.shape, generator=generator) * (0.1 * size)
+    order = torch.randperm(len(flat), generator=generator, device="cpu")
+    order = torch.where(order == torch.arange(len(flat), device="cpu"), (order + 1) % len(flat), order).to(flat.device)
+    noise = torch.randn(flat.shape, generator=generator, dtype=torch.float32, device="cpu") * (0.1 * size)
     other = flat[order] * LOUD + noise.to(flat)
     if int(changed.sum()) > len(vectors):
-        other[:, int(torch.randint(flat.shape[1], (), generator=generator))] += 10 * size
+        other[:, int(torch.randint(flat.shape[1], (), generator=generator, device="cpu"))] += 10 * size
     return torch.where(changed.to(flat.device)[..., None], other.view_as(vectors), vectors)
 
 

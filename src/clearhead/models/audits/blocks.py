@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -88,17 +89,19 @@ def record_blocks(model: nn.Module, seed: int) -> Iterator[list[Block]]:
     lists = (module for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential))
     elements = dict.fromkeys(element for module in lists for element in module)
     found: list[Block] = []
-    depth = 0
+    depth, thread = 0, threading.get_ident()
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         nonlocal depth
+        if threading.get_ident() != thread:  # another thread may run the model meanwhile
+            return
         depth += 1
         if depth == 1:
             found.append(Block(names[module], module, args, dict(kwargs), seed))
 
     def leave(*_: Any) -> None:
         nonlocal depth
-        depth -= 1
+        depth -= threading.get_ident() == thread
 
     handles = [part.register_forward_pre_hook(enter, with_kwargs=True) for part in elements]
     handles += [part.register_forward_hook(leave, always_call=True) for part in elements]

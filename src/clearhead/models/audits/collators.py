@@ -30,6 +30,14 @@ def audit_collator(
 ) -> AuditReport:
     """Test whether a collator's batch keeps the examples apart in a causal model.
 
+    >>> import clearhead as ch
+    >>> from transformers import DataCollatorWithFlattening, LlamaConfig, LlamaModel
+    >>> sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    >>> model = LlamaModel(LlamaConfig(vocab_size=100, **sizes)).eval()
+    >>> examples = [{"input_ids": [5, 6, 7]}, {"input_ids": [8, 9, 10, 11]}]
+    >>> ch.models.audit_collator(model, DataCollatorWithFlattening(), examples).ok
+    True
+
     The documents are found by looking for each example's ids in the batch, so an error in the batch's own positions or
     masks cannot hide itself. Beside the tests of `audit`, "labels" tests that no label is predicted from the example
     before, and that no example lost labels.
@@ -57,10 +65,14 @@ def audit_collator(
 
 def find_documents(ids: Tensor, examples: Sequence[Tensor]) -> Tensor:
     """The number of the example at each position of a batch (B, L); −1 where there is none."""
-    documents = torch.full(ids.shape, -1)
+    documents = torch.full(ids.shape, -1, dtype=torch.int64, device="cpu")
     for number, example in enumerate(examples):
         length = len(example)
-        windows = ids.cpu().unfold(1, length, 1) if length <= ids.shape[1] else torch.zeros(0, 0, length)
+        windows = (
+            ids.cpu().unfold(1, length, 1)
+            if length <= ids.shape[1]
+            else torch.zeros(0, 0, length, dtype=torch.float32, device="cpu")
+        )
         places = (windows == example.cpu()).all(-1).nonzero().tolist()
         if len(places) != 1:
             raise ClearheadError(
@@ -95,8 +107,12 @@ def audit_labels(labels: Tensor, documents: Tensor) -> AuditTest:
 def make_audit_callback(mask_of_batch: Callable[[Any], Mask | None], level: Level = "outputs") -> Any:
     """A callback of transformers' Trainer that audits the first batch, and raises an AssertionError with its findings.
 
-    >>> callback = make_audit_callback(lambda batch: ch.Causal())     # doctest: +SKIP
-    >>> Trainer(model, args, train_dataset=data, callbacks=[callback])  # doctest: +SKIP
+    >>> import clearhead as ch
+    >>> callback = ch.models.make_audit_callback(lambda batch: ch.Causal())
+    >>> type(callback).__name__
+    'AuditCallback'
+
+    Pass it as `Trainer(..., callbacks=[callback])`.
 
     Args:
         mask_of_batch: Returns the expected mask of a batch, as `audit` takes it.

@@ -13,13 +13,15 @@ from clearhead.base.arrays import to_tensor
 from clearhead.base.errors import ClearheadError
 from clearhead.base.output.text import said
 from clearhead.base.shapes import Sizes
-from clearhead.masks.base import Mask, Spans, all_keys
+from clearhead.masks.base import Mask
 from clearhead.masks.dense import DenseMask
+from clearhead.masks.first_keys import FirstKeys
 from clearhead.masks.padding import Padding
 from clearhead.models.audits.reachability import AllowedPairs, CrossReachability, Reachability
 from clearhead.models.recordings.attention_call import AttentionCall
 from clearhead.models.recordings.calls import chosen_calls
 
+EVERY_KEY = ~FirstKeys(0)
 One = Mask | Tensor | np.ndarray | Callable[[AttentionCall], Any] | None
 Expected = One | Mapping[str, One] | Mapping[int | str, One]
 
@@ -123,24 +125,10 @@ class Expectation:
         return self._pairs[which]
 
 
-class _EveryKey(Mask):
-    """Every query may attend to every key."""
-
-    def lower(self, sizes: Sizes) -> Spans:
-        return all_keys(sizes)
-
-    def signature(self) -> str:
-        return "every key"
-
-    def title(self) -> str:
-        return "every key"
-
-
-EVERY_KEY = _EveryKey()
-
-
 def describe_mask(expected: Expected) -> str:
     """An expected mask in a few words."""
+    if expected is EVERY_KEY:
+        return "every key"
     if isinstance(expected, Mask):
         return said(expected, expected.title)
     if isinstance(expected, Tensor | np.ndarray):

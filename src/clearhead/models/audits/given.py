@@ -15,6 +15,7 @@ from clearhead.masks.base import Mask, all_keys
 from clearhead.masks.dense import DenseMask
 from clearhead.masks.padding import Padding
 from clearhead.models.audits.audit_report import AuditFinding, AuditTest
+from clearhead.models.audits.expectation import describe_mask
 from clearhead.models.interception.padding import same_words
 from clearhead.models.recordings.attention_call import AttentionCall
 from clearhead.problem._recorded import RecordedMask
@@ -217,7 +218,7 @@ def _describe(call: AttentionCall, expected: Mask, what: str, row: WorstRow) -> 
     verb = "goes" if what == "leaked" else "should go"
     return (
         f"{call.name} ({call.layer}, {call.backend}, run {call.run}) had {given}; expected was "
-        f"{said(expected, expected.title)}.\nHead {row.head}, query {row.query} of sequence {row.sequence}: "
+        f"{describe_mask(expected)}.\nHead {row.head}, query {row.query} of sequence {row.sequence}: "
         f"{row.share:.3g} of the softmax {verb} to {which}."
     )
 

@@ -43,10 +43,16 @@ def compute_gradient(run: Callable[[], tuple[Tensor, Tensor]], outputs: Tensor, 
         leaf, result = run()
         if not result.requires_grad:
             return None
-        factors = torch.randn(result.shape, generator=torch.Generator().manual_seed(seed)).to(result)
+        factors = torch.randn(
+            result.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32, device="cpu"
+        ).to(result)
         chosen = (result * factors)[outputs.to(result.device)].sum()
         (gradient,) = torch.autograd.grad(chosen, leaf, allow_unused=True)
-    return torch.zeros(leaf.shape[:2]) if gradient is None else gradient.abs().amax(-1).cpu()
+    return (
+        torch.zeros(leaf.shape[:2], dtype=torch.float32, device="cpu")
+        if gradient is None
+        else gradient.abs().amax(-1).cpu()
+    )
 
 
 def _find_output(differentiate: Differentiate, probe: Probe, source: tuple[int, int]) -> tuple[int, int]:
@@ -55,7 +61,7 @@ def _find_output(differentiate: Differentiate, probe: Probe, source: tuple[int, 
     while len(outputs) > 1:
         half = outputs[: len(outputs) // 2]
         some = torch.zeros_like(probe.fixed)
-        some[tuple(torch.tensor(half).T)] = True
+        some[tuple(torch.tensor(half, device="cpu").T)] = True
         gradient = differentiate(some)
         outputs = half if gradient is not None and bool(gradient[source] != 0) else outputs[len(half) :]
     return outputs[0][0], outputs[0][1]

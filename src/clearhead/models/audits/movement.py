@@ -71,7 +71,7 @@ def measure_influence(run: Run, differentiate: Differentiate, probes: list[Probe
         if bool((probe.moving & ~moved).any()):
             found.unmoved.append((probe, probe.moving & ~moved))
         movements.append(movement[probe.moving & moved])
-    all_moved = torch.cat(movements) if movements else torch.zeros(0)
+    all_moved = torch.cat(movements) if movements else torch.zeros(0, dtype=torch.float32, device="cpu")
     found.usual = float(all_moved.median()) if len(all_moved) else 0.0
     for one in found.leaks:
         one.size = one.size / found.usual if found.usual else math.inf
@@ -125,7 +125,7 @@ def _distance(place: tuple[int, int], output: tuple[int, int] | None) -> tuple[b
 
 
 def _moves(run: Run, base: Tensor, inputs: list[tuple[int, int]], output: tuple[int, int]) -> bool:
-    changed = torch.zeros(base.shape[:2], dtype=torch.bool)
+    changed = torch.zeros(base.shape[:2], dtype=torch.bool, device="cpu")
     for place in inputs:
         changed[place] = True
     return bool(compare_outputs(base, run(changed))[1][output])

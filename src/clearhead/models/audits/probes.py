@@ -73,7 +73,7 @@ class Positions:
         beside = torch.zeros_like(self.input_tokens)
         beside[sequence] = True
         alike = (self.input_group == self.group[output]) | ~beside
-        later = torch.arange(beside.shape[1]) > position
+        later = torch.arange(beside.shape[1], device="cpu") > position
         inside = beside & self.input_tokens
         yield "padding", beside & ~self.input_tokens
         yield "another sequence", ~beside
@@ -87,8 +87,10 @@ def _find_groups(
 ) -> tuple[Tensor, Tensor]:
     """Numbers for the outputs (B, Lo) and the inputs (B, Li), equal where a path leads from one to the other."""
     batch = len(tokens)
-    sequences = torch.arange(batch)
-    group, input_group = (torch.full(some.shape, -1) for some in (tokens, input_tokens))
+    sequences = torch.arange(batch, device="cpu")
+    group, input_group = (
+        torch.full(some.shape, -1, dtype=torch.int64, device="cpu") for some in (tokens, input_tokens)
+    )
     for number in range(MOST_GROUPS):
         left = (group < 0) & tokens
         if not bool(left.any()):
@@ -117,10 +119,10 @@ class Coverage:
     def __init__(self, positions: Positions, generator: torch.Generator) -> None:
         outputs = positions.tokens.flatten().nonzero()[:, 0]
         most = max(16, min(512, MOST_NUMBERS // max(positions.input_tokens.numel(), 1)))
-        self._outputs = outputs[torch.randperm(len(outputs), generator=generator)[:most]].sort().values
+        self._outputs = outputs[torch.randperm(len(outputs), generator=generator, device="cpu")[:most]].sort().values
         shape, number = positions.tokens.shape, len(self._outputs)
-        alone = torch.zeros(number, shape.numel(), dtype=torch.bool)
-        alone[torch.arange(number), self._outputs] = True
+        alone = torch.zeros(number, shape.numel(), dtype=torch.bool, device="cpu")
+        alone[torch.arange(number, device="cpu"), self._outputs] = True
         forbidden = ~positions.reach.find_inputs(alone.view(number, *shape)) & positions.changeable
         self._left = {name: torch.zeros_like(forbidden) for name in RELATIONS}
         for row, output in enumerate(self._outputs.tolist()):
@@ -177,7 +179,7 @@ def _draw_probe(positions: Positions, groups: Sequence[int], number: int, genera
     """A probe that protects one output of some groups, drawn at random: all that it may not depend on is changed."""
 
     def draw(most: int) -> int:
-        return int(torch.randint(most, (), generator=generator))
+        return int(torch.randint(most, (), generator=generator, device="cpu"))
 
     kept = [group for group in groups if len(groups) == 1 or draw(2)] or [groups[draw(len(groups))]]
     protected = torch.zeros_like(positions.tokens)
@@ -196,9 +198,9 @@ def _choose_single_inputs(positions: Positions, groups: Sequence[int]) -> list[T
         free = ((positions.input_group == group) & positions.changeable).nonzero()
         if not len(free):
             continue
-        tried = free[torch.tensor([0, len(free) // 2, len(free) - 1])]
-        alone = torch.zeros(len(tried), *positions.input_tokens.shape, dtype=torch.bool)
-        alone[torch.arange(len(tried)), tried[:, 0], tried[:, 1]] = True
+        tried = free[torch.tensor([0, len(free) // 2, len(free) - 1], device="cpu")]
+        alone = torch.zeros(len(tried), *positions.input_tokens.shape, dtype=torch.bool, device="cpu")
+        alone[torch.arange(len(tried), device="cpu"), tried[:, 0], tried[:, 1]] = True
         reached = (positions.reach.find_outputs(alone) & positions.tokens).flatten(1).sum(1)
         most[tuple(tried[int(reached.argmax())])] = True
         sequence, position = (positions.group == group).nonzero()[0].tolist()

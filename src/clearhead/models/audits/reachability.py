@@ -50,7 +50,7 @@ class AllowedPairs(NamedTuple):
         if self.matrix is not None:
             return keys.transpose(0, 1).float().matmul(self.matrix.float().mT).transpose(0, 1) > 0
         count = F.pad(keys.cumsum(-1), (1, 0))  # (S, B, Lk + 1): how many of these keys are before each position
-        found = torch.zeros((), dtype=torch.bool)
+        found = torch.zeros((), dtype=torch.bool, device="cpu")
         for start, stop in zip(self.start.unbind(-1), self.stop.unbind(-1), strict=True):
             start, stop = (edge.expand(*keys.shape[:2], edge.shape[-1]) for edge in (start, stop))
             found = found | (count.gather(-1, stop) > count.gather(-1, start))
@@ -60,7 +60,9 @@ class AllowedPairs(NamedTuple):
         """The keys that any of these queries may attend to: bool (S, B, Lq) to bool (S, B, Lk)."""
         if self.matrix is not None:
             return queries.transpose(0, 1).float().matmul(self.matrix.float()).transpose(0, 1) > 0
-        change = torch.zeros(*queries.shape[:2], size + 1, dtype=torch.int64)  # intervals begun less intervals ended
+        change = torch.zeros(
+            *queries.shape[:2], size + 1, dtype=torch.int64, device="cpu"
+        )  # intervals begun less intervals ended
         for start, stop in zip(self.start.unbind(-1), self.stop.unbind(-1), strict=True):
             count = (queries & (stop > start)).long()
             change.scatter_add_(-1, start.expand(count.shape), count)
@@ -115,7 +117,7 @@ class CrossReachability:
     def find_outputs(self, inputs: Tensor) -> Tensor:
         """The decoder's outputs that any of these inputs may influence: bool (S, B, Le) to bool (S, B, Ld)."""
         encoded = self._encoder.find_outputs(inputs)
-        reached = torch.zeros(*inputs.shape[:2], self._lengths[1], dtype=torch.bool)
+        reached = torch.zeros(*inputs.shape[:2], self._lengths[1], dtype=torch.bool, device="cpu")
         for own, cross in self._layers:
             reached = reached | own.find_queries(reached)
             reached = reached | cross.find_queries(encoded)
@@ -124,7 +126,7 @@ class CrossReachability:
     def find_inputs(self, outputs: Tensor) -> Tensor:
         """The encoder's inputs that may influence any of these outputs: bool (S, B, Ld) to bool (S, B, Le)."""
         reached = outputs
-        encoded = torch.zeros(*outputs.shape[:2], self._lengths[0], dtype=torch.bool)
+        encoded = torch.zeros(*outputs.shape[:2], self._lengths[0], dtype=torch.bool, device="cpu")
         for own, cross in reversed(self._layers):
             encoded = encoded | cross.find_keys(reached, self._lengths[0])
             reached = reached | own.find_keys(reached, self._lengths[1])
