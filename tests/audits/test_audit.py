@@ -113,7 +113,6 @@ def test_an_assertion_holds_the_report():
     ("batch", "mask", "said"),
     [
         ({"labels": IDS}, CAUSAL, "Name it: inputs="),
-        (torch.zeros(3), CAUSAL, "expected ids"),
         (PLAIN, {7: CAUSAL}, "no layer 7"),
         (PLAIN, "causal", "Pass a Mask"),
         (PLAIN, torch.ones(5, 5, dtype=torch.bool), "5"),

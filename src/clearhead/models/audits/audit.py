@@ -89,24 +89,25 @@ def audit(
     if isinstance(model, Recording):
         return _audit_recording(model, batch)
     audited = AuditedModel(model, batch, inputs, output, seed)
-    tokens, encoder_tokens = _find_tokens(audited, padding)
     calls, blocks, why = _run_recorded(audited, padding, level)
+    if audited.objection:
+        tokens, encoder_tokens = _find_tokens_of_blocks(blocks), None
+    else:
+        tokens, encoder_tokens = _find_tokens(audited, padding)
     expectation = Expectation(mask, tokens, encoder_tokens, calls)
     tests = [audit_given(expectation.calls) if calls else AuditTest("given", None, why)]
     if level != "outputs" and calls:
         tests.append(audit_computed(expectation.calls))
-    if encoder_tokens is None:
-        positions = Positions(expectation.find_reach(), tokens)
+    shares: dict[str, float] = {}
+    if audited.objection:
+        tests.append(AuditTest("influence", None, audited.objection))
     else:
-        positions = Positions(expectation.find_encoder_reach(), tokens, encoder_tokens)
-    probes, coverage = choose_probes(positions, PROBES, torch.Generator().manual_seed(seed))
-    differentiate = partial(_differentiate, audited)
-    tests.append(audit_influence(audited, differentiate, positions, probes, PROBES))
+        whole, shares = _audit_whole(audited, expectation, level)
+        tests += whole
     if level != "outputs" and isinstance(model, nn.Module):
-        tests.append(audit_layers(blocks, expectation, PROBES, seed))
-    if level == "all" and isinstance(model, nn.Module):
-        tests += [audit_gradient(differentiate, positions, probes), audit_sameness(audited, positions)]
-    return AuditReport(expectation.text, level, tests, coverage.shares, audited.forwards)
+        place = [test.name for test in tests].index("influence") + 1
+        tests.insert(place, audit_layers(blocks, expectation, PROBES, seed))
+    return AuditReport(expectation.text, level, tests, shares, audited.forwards)
 
 
 def assert_attends(model: Any, batch: Any = None, mask: Expected = None, **options: Any) -> None:
@@ -123,6 +124,23 @@ def raise_findings(report: AuditReport) -> None:
     """Raise an AssertionError with a report, where it has findings."""
     if not report.ok:
         raise AssertionError(f"\n{report}")
+
+
+def _audit_whole(
+    audited: AuditedModel, expectation: Expectation, level: Level
+) -> tuple[list[AuditTest], dict[str, float]]:
+    """The tests that change the inputs of the whole model, and the share of the forbidden pairs that they examine."""
+    tokens, encoder_tokens = expectation.tokens, expectation.encoder_tokens
+    if encoder_tokens is None:
+        positions = Positions(expectation.find_reach(), tokens)
+    else:
+        positions = Positions(expectation.find_encoder_reach(), tokens, encoder_tokens)
+    probes, coverage = choose_probes(positions, PROBES, torch.Generator().manual_seed(audited.seed))
+    differentiate = partial(_differentiate, audited)
+    tests = [audit_influence(audited, differentiate, positions, probes, PROBES)]
+    if level == "all" and isinstance(audited.model, nn.Module):
+        tests += [audit_gradient(differentiate, positions, probes), audit_sameness(audited, positions)]
+    return tests, coverage.shares
 
 
 def _audit_recording(recording: Recording, mask: Expected) -> AuditReport:
@@ -156,10 +174,16 @@ def _run_recorded(
             seen = stack.enter_context(watch_own(audited.model, padding, values=in_layers, compares=False))
             if in_layers:
                 blocks = stack.enter_context(record_blocks(audited.model, audited.seed))
-            audited.run()
+            audited.run_plain()
     except ClearheadError as error:
         return [], blocks, str(error).splitlines()[0]
     return seen.calls, blocks, ""
+
+
+def _find_tokens_of_blocks(blocks: list[Block]) -> Tensor:
+    """All positions of the first block's hidden states, bool (B, L), where the inputs have no positions."""
+    shape = next((block.hidden.shape[:2] for block in blocks if block.can_run), (1, 1))
+    return torch.ones(shape, dtype=torch.bool, device="cpu")
 
 
 def _find_tokens(audited: AuditedModel, padding: Array | None) -> tuple[Tensor, Tensor | None]:

@@ -33,12 +33,14 @@ class AuditedModel:
         self.model, self.batch, self.seed, self.forwards = model, batch, seed, 0
         self.name = name or _find_name(batch)
         self._output = output
+
+    @property
+    def objection(self) -> str:
+        """Why the inputs can't be changed by position, such as the pixels of images; "" where they can."""
         inputs = self.inputs
-        if inputs.ndim < 2 or (inputs.is_floating_point() and inputs.ndim != 3):
-            raise ShapeError(
-                f"audit: the input has shape {tuple(inputs.shape)}; expected ids (B, L) or vectors (B, L, C).\n"
-                'Name another input: inputs="input_ids".'
-            )
+        if inputs.ndim == (3 if inputs.is_floating_point() else 2):
+            return ""
+        return f"the input has shape {tuple(inputs.shape)}; expected ids (B, L) or vectors (B, L, C)"
 
     @property
     def inputs(self) -> Tensor:
@@ -83,11 +85,18 @@ class AuditedModel:
             batch = {**batch, self.name: inputs}
         elif inputs is not None:
             batch = (inputs, *batch[1:]) if isinstance(batch, tuple) else inputs
+        result = self._call(batch, self.seed if seed is None else seed)
+        return find_output(result if self._output is None else self._output(result), self.output_shape)
+
+    def run_plain(self) -> None:
+        """Run the model on the batch, for what is recorded meanwhile."""
+        self._call(self.batch, self.seed)
+
+    def _call(self, batch: Any, seed: int) -> Any:
         self.forwards += 1
         with torch.random.fork_rng():
-            torch.manual_seed(self.seed if seed is None else seed)
-            result = call_model(self.model, batch)
-        return find_output(result if self._output is None else self._output(result), self.output_shape)
+            torch.manual_seed(seed)
+            return call_model(self.model, batch)
 
     def run_from_leaf(self) -> tuple[Tensor, Tensor]:
         """A leaf that requires grad, (B, L, C), the embeddings of ids or the input itself; and the outputs."""
