@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -33,43 +34,31 @@ class Dense:
 
     def __init__(self) -> None:
         self.made = self.bytes = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # one tensor is made at a time
         self._held: list[tuple[StorageWeakRef, int]] = []
         self._most_held = 0  # the length of the list at which freed memory is looked for
-        self._total = 0  # bytes held, freed but not yet looked for, and being made
+        self._total = 0  # bytes held, or freed but not yet looked for
 
     @property
     def standing(self) -> int:
         with self._lock:
-            self._forget()
+            self._held = [one for one in self._held if not one[0].expired()]  # type: ignore[no-untyped-call]
+            self._total = sum(size for _, size in self._held)
+            self._most_held = 2 * len(self._held) + 100
             return self._total
-
-    def _forget(self) -> None:
-        """Forget the tensors whose memory is free."""
-        before = sum(size for _, size in self._held)
-        self._held = [one for one in self._held if not one[0].expired()]  # type: ignore[no-untyped-call]
-        self._total -= before - sum(size for _, size in self._held)
-        self._most_held = 2 * len(self._held) + 100
 
     def make(
         self, size: int, most: int | None, make: Callable[[], Tensor], error: Callable[[int], ClearheadError]
     ) -> Tensor:
         """The result of `make`, of `size` bytes. Raises `error(standing)` where they would exceed `most`."""
         with self._lock:
-            if len(self._held) > self._most_held or (most is not None and self._total + size > most):
-                self._forget()
-            if most is not None and self._total + size > most:
+            limit = math.inf if most is None else most
+            if (self._total + size > limit or len(self._held) > self._most_held) and self.standing + size > limit:
                 raise error(self._total)
-            self._total += size
-        try:
             made = make()
-        except BaseException:
-            with self._lock:
-                self._total -= size
-            raise
-        with self._lock:
             self.made += 1
             self.bytes += size
+            self._total += size
             self._held.append((StorageWeakRef(made.untyped_storage()), size))  # type: ignore[no-untyped-call]
         return made
 
