@@ -14,9 +14,7 @@ from clearhead.base.torch_state.mode import get_mode
 from clearhead.biases.base import BiasLike
 from clearhead.distributed import exchange, fetch, operation
 from clearhead.distributed.agreement import agree
-from clearhead.distributed.channel import Channel
 from clearhead.distributed.layout import Layout, check_layout
-from clearhead.distributed.needs import Needs
 from clearhead.distributed.once import refuse_transforms
 from clearhead.distributed.pieces import Shard, sharded, share_seed
 from clearhead.masks.base import MaskLike
@@ -84,7 +82,7 @@ def _eager(
 ) -> Tensor:
     refuse_transforms()
     local = _with_dropout(sharded(*inputs, layout, **given), dropout_p)
-    shard = Shard(local, Needs(layout, local.visible, local.sizes), Channel(layout.group))
+    shard = Shard.of(local, layout)
     agree(shard, ("attention", method))
     attend = fetch.attend if method == "gather" or _by_autograd(local) else exchange.attend
     with without_autocast(local.sizes.device):

@@ -102,13 +102,12 @@ def shard_batch(batch: Mapping[str, object], layout: Layout, *, shift: bool = Tr
         compare({"the batch's " + name: said.get(name) for name in (*BY_POSITION, "labels")}, channel, of_group, advice)
     if "position_ids" not in given:
         given["position_ids"] = torch.arange(layout.length, device=device)[None]
-    targets = labels
     if labels is not None and shift:
-        targets = torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORED)], 1)
+        labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
     return ShardedBatch(
         {name: layout.shard(tensor, 1) for name, tensor in given.items()},
-        None if targets is None else layout.shard(targets, 1),
-        0 if targets is None else int((targets != IGNORED).sum()),
+        None if labels is None else layout.shard(labels, 1),
+        0 if labels is None else int((labels != IGNORED).sum()),
     )
 
 

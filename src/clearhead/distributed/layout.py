@@ -80,8 +80,6 @@ class Layout:
 
     def shard(self, tensor: Tensor, dim: int, rank: int | None = None) -> Tensor:
         """The part of `tensor`, which has all positions along `dim`, that a rank holds. Differentiable."""
-        if not isinstance(tensor, Tensor):
-            raise ClearheadError(f"tensor is {tensor!r:.60}; expected a tensor with all {self.length} positions.")
         dim = check_count(dim, -tensor.ndim, "dim", tensor.ndim - 1)
         if tensor.shape[dim] != self.length:
             raise ShapeError(

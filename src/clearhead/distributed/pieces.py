@@ -40,6 +40,10 @@ class Shard(NamedTuple):
     needs: Needs
     channel: Channel
 
+    @classmethod
+    def of(cls, local: Problem, layout: Layout) -> Shard:
+        return cls(local, Needs(layout, local.visible, local.sizes), Channel(layout.group))
+
     @property
     def held(self) -> tuple[range, ...]:
         """The positions of this rank."""

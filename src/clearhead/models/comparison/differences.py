@@ -155,20 +155,17 @@ def _both_look(calls: tuple[AttentionCall, ...], of: tuple[Tensor | None, ...]) 
         alone.append(looked_at(words, None if call.uniform is None else call.uniform[..., 0]))
     if alone == [None, None] and of[0] is None:
         return alone
-    given: list[Tensor] = []
-    for call, looked, at in zip(calls, alone, of, strict=True):
-        queries = call.problem.sizes.queries
-        every = torch.ones(1, 1, queries, dtype=torch.bool, device="cpu") if looked is None else looked.cpu()
-        every = every.expand(-1, -1, queries)
-        given.append(every if at is None else every[..., at])
+    places = [EVERY if at is None else at for at in of]
+    given = []
+    for call, looked, at in zip(calls, alone, places, strict=True):
+        every = torch.ones(1, 1, call.problem.sizes.queries, dtype=torch.bool, device="cpu")
+        given.append((every if looked is None else every & looked.cpu())[..., at])
     both = given[0] & given[1]
     found: list[Tensor | None] = []
-    for call, at in zip(calls, of, strict=True):
+    for call, at in zip(calls, places, strict=True):
         sizes = call.problem.sizes
-        whole = both
-        if at is not None:
-            whole = torch.zeros(*both.shape[:2], sizes.queries, dtype=torch.bool, device="cpu")
-            whole[..., at] = both
+        whole = both.new_zeros(*both.shape[:2], sizes.queries)
+        whole[..., at] = both
         found.append(whole.to(sizes.device))
     return found
 
