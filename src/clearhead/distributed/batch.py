@@ -92,14 +92,12 @@ def shard_batch(batch: Mapping[str, object], layout: Layout, *, shift: bool = Tr
     """
     check_layout(layout, of_processes=False)
     given = _checked(batch, layout)
-    labels = given.pop("labels", None)
     device = next(iter(given.values())).device
     if layout.members:
-        said = {name: tensor for name, tensor in {**given, "labels": labels}.items() if tensor is not None}
-        channel = Channel(layout.group)
+        channel, said = Channel(layout.group), {f"the batch's {n}": given.get(n) for n in (*BY_POSITION, "labels")}
         advice = "Every rank of the group passes the same whole batch: ranks that share a sequence read the same data."
-        of_group = torch.device("cuda") if channel.on_cuda else device
-        compare({"the batch's " + name: said.get(name) for name in (*BY_POSITION, "labels")}, channel, of_group, advice)
+        compare(said, channel, torch.device("cuda") if channel.on_cuda else device, advice)
+    labels = given.pop("labels", None)
     if "position_ids" not in given:
         given["position_ids"] = torch.arange(layout.length, device=device)[None]
     if labels is not None and shift:

@@ -265,10 +265,9 @@ def check(model: str, named: Mapping[str, Any], layout: Layout) -> tuple[Tensor,
         raise ClearheadError(
             f"{model} runs on {layout}, and needs input_ids or inputs_embeds, and position_ids. {ADVICE}"
         )
-    for name in BY_POSITION:
-        if name not in given:
+    for name, value in given.items():
+        if name not in BY_POSITION:
             continue
-        value = given[name]
         rows = {1, main.shape[0]} if name == "position_ids" else {main.shape[0]}
         right = isinstance(value, Tensor) and value.ndim == 2 + (name == "inputs_embeds")
         if not right or value.shape[0] not in rows or value.shape[1] != layout.count():
