@@ -24,14 +24,14 @@ class _Fetch(torch.autograd.Function):
     def forward(ctx: Any, shard: Shard, fetched: list[range], key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
         ctx.shard, ctx.fetched = shard._replace(local=without_operands(shard.local)), fetched
         ctx.save_for_backward(key, value)
-        found = [piece for _, piece in pieces(_over(shard, key, value)) if piece is not None]
+        found = [piece for _, piece in pieces(shard) if piece is not None]
         found.sort(key=lambda piece: piece.keys.start)
         none = key[:, :, :0], value[:, :, :0]
         return tuple(torch.cat(parts, 2) for parts in zip(none, *(piece.of for piece in found), strict=True))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        own = ctx.saved_tensors
+        own, local = ctx.saved_tensors, ctx.shard.local
 
         def compute(*grads: Tensor) -> Gradients:
             def add(piece: Piece, of_keys: list[Tensor]) -> None:
@@ -41,16 +41,12 @@ class _Fetch(torch.autograd.Function):
 
             sums = [torch.zeros_like(t, dtype=accumulated(t.dtype)) for t in own]
             # without the keys themselves, which are not needed again: a message without numbers is not sent
-            sent_back(_over(ctx.shard, *(t[..., :0] for t in own)), sums, add)
+            key, value = (t[..., :0] for t in own)
+            over = local._replace(scores=local.scores._replace(key=key), value=value)
+            sent_back(ctx.shard._replace(local=over), sums, add)
             return tuple(total.to(t.dtype) for total, t in zip(sums, own, strict=True))
 
         return None, None, *gradients(compute, grads, ())
-
-
-def _over(shard: Shard, key: Tensor, value: Tensor) -> Shard:
-    """The shard with this key and value."""
-    local = shard.local
-    return shard._replace(local=local._replace(scores=local.scores._replace(key=key), value=value))
 
 
 def attend(shard: Shard) -> Tensor:

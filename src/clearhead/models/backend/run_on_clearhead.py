@@ -83,8 +83,7 @@ def run_on_clearhead(model: Model, *, layout: Layout | None = None) -> Model:
             raise UnsupportedError(f"{name} cannot be given a layout: {why}. Try run_on_clearhead(model).")
     for backend in (NAME, MASKED):
         transformers.AttentionInterface.register(backend, partial(_attend, backend))
-        made = partial(_mask, backend, transformers.masking_utils)
-        transformers.AttentionMaskInterface.register(backend, made)
+        transformers.AttentionMaskInterface.register(backend, partial(_mask, backend, transformers.masking_utils))
     transformers.AttentionInterface.register(RANKS, attend)
     transformers.AttentionMaskInterface.register(RANKS, make_mask)
     if not takes_backends(model):
