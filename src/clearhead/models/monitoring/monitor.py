@@ -223,14 +223,13 @@ class Monitor:
         self._close()
         if output is None:  # it failed
             return
-        if not step.sites:
-            if not self._told:
-                self._told = True
-                self._line.warn(_nothing_seen(step))
-            return
-        if step.unread and self._asked.layers is None and not self._told:
+        unread = bool(step.unread) and self._asked.layers is None
+        if (unread or not step.sites) and not self._told:
             self._told = True
-            self._line.warn(step.told_of_unread("monitored", "monitor(model, layers=…)"))
+            said = step.told_of_unread("monitored", "monitor(model, layers=…)") if step.sites else _nothing_seen(step)
+            self._line.warn(said)
+        if not step.sites:
+            return
         self._note_layers(step)
         if not step.reduced:  # none of the chosen layers: training may leave some out
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -14,7 +15,6 @@ from clearhead.base.torch_state.tensor_kind import has_own_dispatch, is_freed, i
 from clearhead.base.torch_state.torch_private import data_address, has_hooks, parts_of
 from clearhead.base.torch_state.versions import Versions
 from clearhead.explanation.modules.projection import Linear, Norm
-from clearhead.models.interception.modules import Running
 from clearhead.models.origins.called import KEPT_WHOLE, CalledLayer, few_rows
 
 Kind = type[Linear] | type[Norm]
@@ -145,12 +145,12 @@ def _tensors(source: Source) -> list[Tensor | None]:
     return [source.weight, source.bias]
 
 
-def noted(layers: Layers, running: Running, result: Any, name: str) -> Ran | None:
-    """Keep a module that has run, if it is a layer of a known kind, and give what was kept."""
-    module, inside = running.module, running.noted
+def noted(layers: Layers, inside: Layers, module: nn.Module, args: Sequence[Any], result: Any, name: str) -> Ran | None:
+    """Keep a module that has run, if it is a layer of a known kind, and give what was kept. `inside`: the layers that
+    ran in it. `args`: all its arguments."""
     if "rotary" in type(module).__name__.lower():
         layers.turn(result)
-    given = [t for t in (*running.args, *running.kwargs.values()) if isinstance(t, Tensor)]
+    given = [t for t in args if isinstance(t, Tensor)]
     if len(given) != 1 or not isinstance(result, Tensor):
         return None
     comparable = all(map(_is_comparable, (given[0], result))) and given[0].shape[:-1] == result.shape[:-1]
