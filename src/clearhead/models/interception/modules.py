@@ -125,6 +125,7 @@ class Stack:
         self.model = model  # keeps the modules alive, so that their ids are not reused
         self._running = _Running()
         self._lock = threading.Lock()
+        self._threads = 0  # that run the model
         self._entries = 0
         self.over = False  # whether modules are seen no more: another thread may be in the middle of the model then
         self.around: AbstractContextManager[Any] = nullcontext()  # entered while a thread runs the model
@@ -224,8 +225,14 @@ class Stack:
         """The context of this thread's outermost call of the model or of a module of it."""
         self._begin_run()
         self._running.called = {id(module)}
-        with self.around:
-            yield
+        with self._lock:
+            self._threads += 1
+        try:
+            with self.around:
+                yield
+        finally:
+            with self._lock:
+                self._threads -= 1
 
     def _begin_run(self) -> None:
         with self._lock:
