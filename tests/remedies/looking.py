@@ -623,6 +623,31 @@ def step(x):
         setup="from clearhead.engines.choose import ENGINES\ndef of_engine(x):\n    return attention(x, x, x, mask=Causal(), engine=ENGINES[-2])\n",
     ),
     case(
+        "warned(lambda: pooled(False))",
+        ("call a module of it in these threads", "pooled('module') # @", "soft(q, q, five)"),
+        ("run it in one thread", "pooled('one') # @", "soft(q, q, five)"),
+        setup="""
+from concurrent.futures import ThreadPoolExecutor
+class Pooled(torch.nn.Module):
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.inner = how, Block()
+    def forward(self, x):
+        run = self.inner if self.how == 'module' else lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+        if self.how == 'one':
+            return run(x)
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(run, x).result()
+def pooled(how):
+    model = Pooled(how)
+    with ch.watch(model) as seen:
+        model(q)
+        if not how:
+            model.inner(q)
+    return seen[0].weights.dense()
+""",
+    ),
+    case(
         "warned(lambda: handing(True))",
         ("run it in one thread", "handing(False) # @", "torch.tensor(2)"),
         setup="""

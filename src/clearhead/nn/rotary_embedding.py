@@ -77,7 +77,7 @@ class RotaryEmbedding(Tabled):
         turned = (x[..., : self.dim] if x.shape[-1] > self.dim else x).to(cos.dtype)
         if self.interleaved:
             a, b = turned[..., 0::2], turned[..., 1::2]
-            cos, sin = cos[..., : self.dim // 2], sin[..., self.dim // 2 :]
+            cos, _, _, sin = rows.chunk(4, -1)
             output = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
         else:
             a, b = turned.chunk(2, -1)
@@ -140,7 +140,7 @@ class RotaryEmbedding(Tabled):
         Returns the two axes.
         """
         rows = self._upto(check_count(length, 1, "length", LARGEST), torch.float32, torch.device("cpu"))[:length]
-        cos, sin = rows.chunk(2, -1)
+        cos, _, _, sin = rows.chunk(4, -1)
         return cast(np.ndarray, plot({"cos θ": cos, "sin θ": sin}, Style(title, cmap, "signed")))
 
     def extra_repr(self) -> str:

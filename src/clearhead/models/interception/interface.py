@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.torch_state.mode import assume_constant
+from clearhead.base.torch_state.private import missing_name
 from clearhead.masks.causal import Causal
 from clearhead.models.interception import flex
 from clearhead.models.interception.handler import Handler, ModelHandler
@@ -46,6 +47,8 @@ def intercept_backends(handler_of: Callable[[str], Handler | None], innermost: b
     if modeling is None:
         yield
         return
+    if not hasattr(modeling.AttentionInterface, "get_interface"):
+        raise missing_name("AttentionInterface.get_interface", "to see the calls of its models", "transformers")
     begin = uncompiled(begin_backend)
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
