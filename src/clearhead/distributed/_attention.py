@@ -82,7 +82,7 @@ def _eager(
 ) -> Tensor:
     refuse_transforms()
     local = _with_dropout(sharded(*inputs, layout, **given), dropout_p)
-    shard = Shard.of(local, layout)
+    shard = Shard.from_problem(local, layout)
     agree(shard, ("attention", method))
     attend = fetch.attend if method == "gather" or _by_autograd(local) else exchange.attend
     with without_autocast(local.sizes.device):

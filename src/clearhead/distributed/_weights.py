@@ -82,7 +82,7 @@ class ShardedWeights:
         if len(values) > 1:
             raise ClearheadError("reduce takes one Output(value); join the values along their last dimension.")
         local = sharded(*self._operands, values[0], self._layout, **self._given)
-        return Shard.of(local, self._layout)
+        return Shard.from_problem(local, self._layout)
 
 
 class _Asked(NamedTuple):

@@ -107,4 +107,4 @@ attend.register_autograd(_backward, setup_context=save)
 def _shard(problem: Sequence[Any], needs_grad: list[bool]) -> Shard:
     *numbers, number = problem[TENSORS:]
     layout = by_number(number)
-    return Shard.of(unpacked(problem[:TENSORS], tuple(numbers), needs_grad, length=layout.length), layout)
+    return Shard.from_problem(unpacked(problem[:TENSORS], tuple(numbers), needs_grad, length=layout.length), layout)

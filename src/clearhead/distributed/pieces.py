@@ -41,7 +41,8 @@ class Shard(NamedTuple):
     channel: Channel
 
     @classmethod
-    def of(cls, local: Problem, layout: Layout) -> Shard:
+    def from_problem(cls, local: Problem, layout: Layout) -> Shard:
+        """The shard of this rank's problem."""
         return cls(local, Needs(layout, local.visible, local.sizes), Channel(layout.group))
 
     @property
