@@ -41,7 +41,6 @@ def test_ranks_that_need_unlike_numbers_of_messages():
         lambda: D.ZigZag(8, 2).own(2),
         lambda: D.ZigZag(8, 2).count("x"),
         lambda: D.ZigZag(8, 2).positions(rank=-1),
-        lambda: D.ZigZag(8, 2).shard([0.0] * 8, 0),
         lambda: D.ZigZag(8, 2).shard(torch.ones(8), 1),
         lambda: D.ZigZag(8, 2).shard(torch.ones(8), None),
     ],

@@ -132,16 +132,6 @@ def test_flex_attention_that_a_module_calls_itself():
     assert seen.names == ["parts.a", "parts.b"]
 
 
-@FLEX
-def test_flex_attention_in_its_debug_mode_is_told_of(monkeypatch):
-    """Then it calls no function that is given its arguments."""
-    monkeypatch.setattr(torch.nn.attention.flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
-    model = Model(a=Fused(lambda x: flex_attention(x, x, x)), b=Seen())
-    with pytest.warns(UserWarning, match=r"'parts.a' \(Fused\) is not in the record"), ch.watch(model) as seen:
-        model(X)
-    assert seen.names == ["parts.b"]
-
-
 def test_named_layers_leave_nothing_out():
     model = Model(a=OwnAttention(SOFTMAX["F.softmax"]), b=Seen()).train()
     with warnings.catch_warnings():

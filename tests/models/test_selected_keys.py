@@ -110,12 +110,3 @@ def test_with_a_cache(name):
             past = one(input_ids=IDS[:, :20], use_cache=True).past_key_values
             outputs.append(one(input_ids=IDS[:, 20:21], past_key_values=past)[0])
     torch.testing.assert_close(*outputs, atol=1e-4, rtol=0)
-
-
-def test_blocks_of_an_unknown_size_are_refused(own):
-    one = model("MiniMaxM3VLTextModel", OWN)
-    del one.layers[0].self_attn.indexer.block_size
-    one.layers[0].self_attn.indexer.forward = lambda *inputs: torch.zeros(2, 2, 24, 1, dtype=torch.long)
-    said = r"block_indices(.|\n)*attn_implementation='sdpa'"
-    with pytest.raises(ch.UnsupportedError, match=said), torch.no_grad(), ch.edit(one, ch.edits.ScaleHeads(heads=0)):
-        one(input_ids=IDS)

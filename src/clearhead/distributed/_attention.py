@@ -14,9 +14,7 @@ from clearhead.base.torch_state.mode import get_mode
 from clearhead.biases.base import BiasLike
 from clearhead.distributed import exchange, fetch, operation
 from clearhead.distributed.agreement import agree
-from clearhead.distributed.channel import Channel
 from clearhead.distributed.layout import Layout, check_layout
-from clearhead.distributed.needs import Needs
 from clearhead.distributed.once import refuse_transforms
 from clearhead.distributed.pieces import Shard, sharded, share_seed
 from clearhead.masks.base import MaskLike
@@ -55,9 +53,9 @@ def attention(
     `dropout_p`: as for `attention`, for the whole sequence, and the same on every rank.
     `method`: "exchange" receives the keys and values that this rank's queries see from one rank after another; the next
     ones arrive while the last ones are used. The backward pass receives them again, and sends their gradients, in
-    float32 at least, to the ranks that hold them. "gather" receives all of them at once, and holds them until the
-    backward pass. A score with only `tile()`, and a bias by a function, always use "gather", since only autograd knows
-    which tensors they learn.
+    float32 at least, to the ranks that hold them. "gather" receives all of them before it computes, and holds them
+    until the backward pass. A score with only `tile()`, and a bias by a function, always use "gather", since only
+    autograd knows which tensors they learn.
     Returns (B, H, l, Ev), this rank's part of the output. It is differentiable once, in all inputs. Gradients of inputs
     that all ranks share (scores, biases, sinks) are this rank's part of a sum over the group. Call backward on every
     rank. Raises a `ClearheadError` where ranks call with different arguments, which it names, or where a rank has
@@ -84,7 +82,7 @@ def _eager(
 ) -> Tensor:
     refuse_transforms()
     local = _with_dropout(sharded(*inputs, layout, **given), dropout_p)
-    shard = Shard(local, Needs(layout, local.visible, local.sizes), Channel(layout.group))
+    shard = Shard.from_problem(local, layout)
     agree(shard, ("attention", method))
     attend = fetch.attend if method == "gather" or _by_autograd(local) else exchange.attend
     with without_autocast(local.sizes.device):

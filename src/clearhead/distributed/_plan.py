@@ -15,8 +15,6 @@ from clearhead.distributed.needs import Needs
 from clearhead.distributed.pieces import sharded
 from clearhead.masks.base import MaskLike
 
-SHOWN = 16  # ranks that a printed plan lists
-
 
 @dataclass(frozen=True)
 class Share:
@@ -55,13 +53,11 @@ class RankPlan:
 
     def __repr__(self) -> str:
         lines = [f"plan: {self.layout}", "  rank  positions          pairs  peers       sent   received   backward"]
-        for share in self.shares[:SHOWN]:
+        for share in self.shares:
             amounts = (human_bytes(n).rjust(10) for n in (share.sent, share.received, share.sent_backward))
             lines.append(
                 f"  {share.rank:4}  {share.positions:9,}  {share.pairs:13,}  {len(share.peers):5} {' '.join(amounts)}"
             )
-        if len(self.shares) > SHOWN:
-            lines.append(f"  … and {len(self.shares) - SHOWN} more")
         lines.append(f"  imbalance {self.imbalance:.3f}: the most pairs of a rank over their mean")
         return "\n".join(lines)
 

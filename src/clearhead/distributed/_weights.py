@@ -15,9 +15,7 @@ from clearhead.biases.base import BiasLike
 from clearhead.distributed.agreement import agree
 from clearhead.distributed.by_key import OverQueries, over_queries
 from clearhead.distributed.by_query import by_query
-from clearhead.distributed.channel import Channel
 from clearhead.distributed.layout import Layout, check_layout
-from clearhead.distributed.needs import Needs
 from clearhead.distributed.once import refuse_transforms
 from clearhead.distributed.pieces import Shard, sharded
 from clearhead.inspection.reductions.base import Reduction
@@ -84,7 +82,7 @@ class ShardedWeights:
         if len(values) > 1:
             raise ClearheadError("reduce takes one Output(value); join the values along their last dimension.")
         local = sharded(*self._operands, values[0], self._layout, **self._given)
-        return Shard(local, Needs(self._layout, local.visible, local.sizes), Channel(self._layout.group))
+        return Shard.from_problem(local, self._layout)
 
 
 class _Asked(NamedTuple):

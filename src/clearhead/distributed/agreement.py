@@ -79,11 +79,9 @@ def _of_call(shard: Shard, call: tuple[Any, ...], reads: tuple[Tensor, ...]) -> 
     yield "the score", (form, scores.scale, scores.softcap or 0.0)
     yield "the weight of the score", None if lowered is None else lowered.weight
     yield "the mask", None if visible is None else tuple(map(_of_array, intervals_of(visible)))
-    residual = () if visible is None else visible.spans.reads
-    yield (
-        "what the mask reads",
-        (visible is not None and visible.spans.residual is not None, *map(_of_tensor, residual)),
-    )
+    spans = local.spans
+    reads_of_mask = () if spans is None else (spans.residual is not None, *map(_of_tensor, spans.reads))
+    yield "what the mask reads", reads_of_mask
     yield "the bias", () if bias is None else tuple(map(_of_tensor, (*bias.tensors, *bias.reads)))
     yield "the sinks", local.sinks
     yield "the dropout", local.dropout_p

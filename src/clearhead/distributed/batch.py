@@ -92,23 +92,20 @@ def shard_batch(batch: Mapping[str, object], layout: Layout, *, shift: bool = Tr
     """
     check_layout(layout, of_processes=False)
     given = _checked(batch, layout)
-    labels = given.pop("labels", None)
     device = next(iter(given.values())).device
     if layout.members:
-        said = {name: tensor for name, tensor in {**given, "labels": labels}.items() if tensor is not None}
-        channel = Channel(layout.group)
+        channel, said = Channel(layout.group), {f"the batch's {n}": given.get(n) for n in (*BY_POSITION, "labels")}
         advice = "Every rank of the group passes the same whole batch: ranks that share a sequence read the same data."
-        of_group = torch.device("cuda") if channel.on_cuda else device
-        compare({"the batch's " + name: said.get(name) for name in (*BY_POSITION, "labels")}, channel, of_group, advice)
+        compare(said, channel, torch.device("cuda") if channel.on_cuda else device, advice)
+    labels = given.pop("labels", None)
     if "position_ids" not in given:
         given["position_ids"] = torch.arange(layout.length, device=device)[None]
-    targets = labels
     if labels is not None and shift:
-        targets = torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORED)], 1)
+        labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
     return ShardedBatch(
         {name: layout.shard(tensor, 1) for name, tensor in given.items()},
-        None if targets is None else layout.shard(targets, 1),
-        0 if targets is None else int((targets != IGNORED).sum()),
+        None if labels is None else layout.shard(labels, 1),
+        0 if labels is None else int((labels != IGNORED).sum()),
     )
 
 

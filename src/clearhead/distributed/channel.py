@@ -54,7 +54,7 @@ class Channel:
 class Posted:
     """Messages under way."""
 
-    def __init__(self, works: Sequence[Any], room: Tensor | None, sent: Tensor | None = None) -> None:
+    def __init__(self, works: Sequence[Any], room: Tensor | None, sent: Tensor | None) -> None:
         self._works, self._room, self._sent = works, room, sent  # tensors stay until the messages are through
 
     def wait(self) -> Tensor | None:

@@ -80,8 +80,6 @@ class Layout:
 
     def shard(self, tensor: Tensor, dim: int, rank: int | None = None) -> Tensor:
         """The part of `tensor`, which has all positions along `dim`, that a rank holds. Differentiable."""
-        if not isinstance(tensor, Tensor):
-            raise ClearheadError(f"tensor is {tensor!r:.60}; expected a tensor with all {self.length} positions.")
         dim = check_count(dim, -tensor.ndim, "dim", tensor.ndim - 1)
         if tensor.shape[dim] != self.length:
             raise ShapeError(
@@ -207,7 +205,7 @@ def _even(length: int, parts: int) -> list[int]:
 
 def members(group: Group) -> tuple[Any, int, int]:
     """The process group, the rank in it, and the number of its ranks."""
-    if isinstance(group, int) and not isinstance(group, bool) and group != dist.GroupMember.NON_GROUP_MEMBER:
+    if isinstance(group, int) and group != dist.GroupMember.NON_GROUP_MEMBER:
         return None, 0, check_count(group, 1, "group, a number of ranks,")
     if hasattr(group, "get_group"):  # a device mesh
         if group.ndim != 1:
@@ -218,7 +216,7 @@ def members(group: Group) -> tuple[Any, int, int]:
             "there is no process group: call torch.distributed.init_process_group() first (torchrun sets what it "
             "needs), or pass a number of ranks for arithmetic alone."
         )
-    if group is not None and (isinstance(group, bool) or not isinstance(group, dist.ProcessGroup | int)):
+    if group is not None and not isinstance(group, dist.ProcessGroup | int):
         raise ClearheadError(
             f"group is {group!r:.60}; expected a process group, a DeviceMesh of one dimension, a number of ranks, or "
             "None for all processes."

@@ -60,8 +60,7 @@ class Needs:
         start, stop = _edges_of(job.queries, self.intervals)
         inside = np.minimum(stop, job.keys.stop) - np.maximum(start, job.keys.start)
         count = int(np.maximum(inside, 0).sum())
-        own = start.shape[:3]
-        for here, all_of in zip(own, (sizes.batch, sizes.heads, len(job.queries)), strict=True):
+        for here, all_of in zip(start.shape[:3], (sizes.batch, sizes.heads, len(job.queries)), strict=True):
             count *= all_of if here == 1 else 1
         return count
 

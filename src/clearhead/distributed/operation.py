@@ -17,9 +17,7 @@ from clearhead.base.torch_state.batched import followed_back
 from clearhead.base.torch_state.contexts import with_autograd, without_autocast
 from clearhead.distributed import exchange, fetch
 from clearhead.distributed.agreement import agree
-from clearhead.distributed.channel import Channel
 from clearhead.distributed.layout import Layout, by_number
-from clearhead.distributed.needs import Needs
 from clearhead.distributed.pieces import Shard, share_seed
 from clearhead.engines.operation import room_for_gradients, room_for_results, save
 from clearhead.problem.packing import SCHEMA, TENSORS, in_dtypes, operands, packed, unpacked
@@ -109,5 +107,4 @@ attend.register_autograd(_backward, setup_context=save)
 def _shard(problem: Sequence[Any], needs_grad: list[bool]) -> Shard:
     *numbers, number = problem[TENSORS:]
     layout = by_number(number)
-    local = unpacked(problem[:TENSORS], tuple(numbers), needs_grad, length=layout.length)
-    return Shard(local, Needs(layout, local.visible, local.sizes), Channel(layout.group))
+    return Shard.from_problem(unpacked(problem[:TENSORS], tuple(numbers), needs_grad, length=layout.length), layout)

@@ -7,7 +7,8 @@ with the keys that it received before. Queries are not sent.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +18,6 @@ from clearhead.base.errors import ShapeError
 from clearhead.base.shapes import Sizes
 from clearhead.base.torch_state.mode import CURRENT
 from clearhead.base.torch_state.tensor_kind import is_on_host
-from clearhead.distributed import rows as messages
 from clearhead.distributed.channel import Channel, Posted
 from clearhead.distributed.layout import Layout
 from clearhead.distributed.needs import Job, Needs
@@ -39,6 +39,11 @@ class Shard(NamedTuple):
     local: Problem
     needs: Needs
     channel: Channel
+
+    @classmethod
+    def from_problem(cls, local: Problem, layout: Layout) -> Shard:
+        """The shard of this rank's problem."""
+        return cls(local, Needs(layout, local.visible, local.sizes), Channel(layout.group))
 
     @property
     def held(self) -> tuple[range, ...]:
@@ -152,8 +157,10 @@ def pieces(shard: Shard) -> Iterator[tuple[Turn | None, Piece | None]]:
     turns = _turns(shard)
 
     def post(turn: Turn) -> Posted:
-        message = None if turn.given is None else messages.pack(own, shard.held, [turn.given])
-        room = None if turn.taken is None else messages.room(own, [turn.taken[0]])
+        message = None
+        if turn.given is not None:
+            message = torch.cat([t.reshape(-1) for t in _rows(own, shard, turn.given)])
+        room = None if turn.taken is None else _room(own, turn.taken[0])
         return channel.post(turn.to, message, turn.source, room)
 
     posted = [post(turn) for turn in turns[:1]]
@@ -165,7 +172,7 @@ def pieces(shard: Shard) -> Iterator[tuple[Turn | None, Piece | None]]:
             yield turn, None
         else:
             keys, jobs = turn.taken
-            yield turn, Piece(keys, jobs, messages.unpack(received, own, [keys]))
+            yield turn, Piece(keys, jobs, _unpack(received, own, keys))
 
 
 def sent_back(shard: Shard, sums: list[Tensor], add: Callable[[Piece, list[Tensor]], None]) -> None:
@@ -180,7 +187,8 @@ def sent_back(shard: Shard, sums: list[Tensor], add: Callable[[Piece, list[Tenso
         for given, posted in back:
             received = posted.wait()
             if given is not None and received is not None:
-                messages.add(sums, shard.held, messages.unpack(received, sums, [given]), [given])
+                for total, part in zip(_rows(sums, shard, given), _unpack(received, sums, given), strict=True):
+                    total += part
         back.clear()
 
     for turn, piece in pieces(shard):
@@ -188,12 +196,11 @@ def sent_back(shard: Shard, sums: list[Tensor], add: Callable[[Piece, list[Tenso
         if turn is None and piece is not None:  # keys of this rank
             add(piece, _rows(sums, shard, piece.keys))
         elif piece is not None:
-            message = messages.room(sums, [piece.keys])
-            assert message is not None
-            add(piece, messages.unpack(message.zero_(), sums, [piece.keys]))
+            message = _room(sums, piece.keys).zero_()
+            add(piece, _unpack(message, sums, piece.keys))
         if turn is not None:
             taken_back()  # the sums of the turn before
-            room = None if turn.given is None else messages.room(sums, [turn.given])
+            room = None if turn.given is None else _room(sums, turn.given)
             back.append((turn.given, shard.channel.post(turn.source, message, turn.to, room)))
     taken_back()
 
@@ -203,7 +210,7 @@ def parts(shard: Shard, piece: Piece) -> Iterator[tuple[Job, slice, slice, Probl
     if not shard.local.query.shape[0] or not shard.local.query.shape[1]:  # no sequence or no head: no pairs
         return
     for job in piece.jobs:
-        here, there = messages.place_of(job.queries, shard.held), messages.place_of(job.keys, [piece.keys])
+        here, there = place_of(job.queries, shard.held), place_of(job.keys, [piece.keys])
         key, *value = (t[:, :, there] for t in piece.of)
         yield job, here, there, shard.part(job, shard.local.query[:, :, here], key, value[0] if value else None)
 
@@ -225,5 +232,27 @@ def _turns(shard: Shard) -> list[Turn]:
 
 def _rows(of: list[Tensor], shard: Shard, keys: range) -> list[Tensor]:
     """The rows of these keys in tensors that hold all keys of this rank."""
-    at = messages.place_of(keys, shard.held)
+    at = place_of(keys, shard.held)
     return [t[:, :, at] for t in of]
+
+
+def _room(like: list[Tensor], keys: range) -> Tensor:
+    """The room for a message: the rows of these keys, of all the tensors."""
+    return like[0].new_empty(sum(t.shape[0] * t.shape[1] * t.shape[3] for t in like) * len(keys))
+
+
+def _unpack(message: Tensor, like: list[Tensor], keys: range) -> list[Tensor]:
+    """The tensors (B, H, rows, E) in a message with the rows of these keys."""
+    shapes = [(*t.shape[:2], len(keys), t.shape[3]) for t in like]
+    parts = torch.split(message, [math.prod(shape) for shape in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def place_of(part: range, runs: Sequence[range]) -> slice:
+    """The place of a part of one run among the rows of all runs, which are laid one after another."""
+    first = 0
+    for run in runs:
+        if run.start <= part.start and part.stop <= run.stop:
+            return slice(first + part.start - run.start, first + part.stop - run.start)
+        first += len(run)
+    raise AssertionError(f"{part} is in no run of {runs}")

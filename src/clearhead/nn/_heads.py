@@ -113,7 +113,7 @@ def fits_plain_layers(inputs: tuple[Any, Any, Any], layers: tuple[tuple[nn.Modul
     mode = get_mode()
     if mode.autocast or not mode.eager:
         return False
-    first, last, widths = inputs[0], None, []
+    first, last, widths = inputs[0], object(), []  # no input is `object()`, and None is no tensor
     for tensor, (layer, _) in zip(inputs, layers, strict=False):
         if type(layer) not in LINEAR:
             return False

@@ -72,15 +72,16 @@ class RotaryEmbedding(Tabled):
         __call__ = forward
 
     def _rotate(self, x: Tensor, rows: Tensor) -> Tensor:
-        """x (..., L, E), turned by the cosines and sines of its positions."""
-        cos, sin = rows.chunk(2, -1)  # each (L, dim/2), or (B, 1, ..., L, dim/2)
+        """x (..., L, E), turned by the rows of its positions."""
+        cos, sin = rows.chunk(2, -1)  # each (L, dim), or (B, 1, ..., L, dim): cos, cos and −sin, sin
         turned = (x[..., : self.dim] if x.shape[-1] > self.dim else x).to(cos.dtype)
         if self.interleaved:
             a, b = turned[..., 0::2], turned[..., 1::2]
+            cos, _, _, sin = rows.chunk(4, -1)
             output = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
         else:
             a, b = turned.chunk(2, -1)
-            output = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+            output = turned * cos + torch.cat([b, a], -1) * sin
         output = output.to(x.dtype)
         return torch.cat([output, x[..., self.dim :]], -1) if x.shape[-1] > self.dim else output
 
@@ -110,7 +111,8 @@ class RotaryEmbedding(Tabled):
 
     def _rows(self, positions: Tensor) -> Tensor:
         angles = positions[:, None] * self.speeds(positions)
-        rows = torch.cat([angles.cos(), angles.sin()], -1)
+        cos, sin = angles.cos(), angles.sin()
+        rows = torch.cat([cos, cos, -sin, sin], -1)
         return rows if self.scaling is None else rows * self.scaling.magnitude
 
     def speeds(self, positions: Tensor) -> Tensor:
@@ -138,7 +140,7 @@ class RotaryEmbedding(Tabled):
         Returns the two axes.
         """
         rows = self._upto(check_count(length, 1, "length", LARGEST), torch.float32, torch.device("cpu"))[:length]
-        cos, sin = rows.chunk(2, -1)
+        cos, _, _, sin = rows.chunk(4, -1)
         return cast(np.ndarray, plot({"cos θ": cos, "sin θ": sin}, Style(title, cmap, "signed")))
 
     def extra_repr(self) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -45,13 +45,6 @@ class Running:
     padding: Mask | None
     documents: Mask | None  # used only with causal masks, where transformers looks for packed documents
     attended: bool = False  # whether some layer has called `attend`
-
-
-class Shared(NamedTuple):
-    """The layout and the mask that each layer's attention needs beside its operands."""
-
-    layout: Layout
-    mask: Mask | None
 
 
 running: ContextVar[Running | None] = ContextVar("running", default=None)
@@ -92,7 +85,7 @@ def make_mask(
     for each in masks:
         mask = each if mask is None else mask & each
     carrier: Any = torch.ones((), dtype=torch.bool, device=device).expand(batch_size, 1, held, held)
-    carrier.clearhead_ranks = Shared(call.layout, mask)
+    carrier.clearhead_ranks = call.layout, mask
     return carrier  # type: ignore[no-any-return]
 
 
@@ -108,7 +101,7 @@ def attend(
 ) -> tuple[Tensor, None]:
     """The function of the attention interface: gives (B, l, H, Ev) of this rank's l positions, and no weights."""
     name = type(module).__name__
-    shared: Shared | None = getattr(attention_mask, "clearhead_ranks", None)
+    shared: tuple[Layout, Mask | None] | None = getattr(attention_mask, "clearhead_ranks", None)
     if shared is None:
         given = None if attention_mask is None else f"{attention_mask.dtype}, shape {tuple(attention_mask.shape)}"
         raise UnsupportedError(
@@ -214,11 +207,10 @@ class Hook:
         words = None if mask is None else _whole((mask != 0).to(torch.uint8), self.layout, channel).bool()
         _check_positions(positions, words, self.layout, module)
         padding = None if words is None or bool(words.all()) else Padding(words)
-        breaks = positions.diff(dim=1) != 1
-        if words is not None or not bool(breaks.any()):
-            return Running(module, self.layout, padding, None)
-        starts = torch.cat([torch.zeros_like(breaks[:, :1]), breaks], 1)
-        return Running(module, self.layout, None, Documents(starts.cumsum(1)))
+        breaks, documents = F.pad(positions.diff(dim=1) != 1, (1, 0)), None
+        if words is None and bool(breaks.any()):
+            documents = Documents(breaks.cumsum(1))
+        return Running(module, self.layout, padding, documents)
 
     def __deepcopy__(self, memo: Any) -> Hook:
         return self  # a copied model shares out its sequences in the same way
@@ -273,10 +265,9 @@ def check(model: str, named: Mapping[str, Any], layout: Layout) -> tuple[Tensor,
         raise ClearheadError(
             f"{model} runs on {layout}, and needs input_ids or inputs_embeds, and position_ids. {ADVICE}"
         )
-    for name in BY_POSITION:
-        if name not in given:
+    for name, value in given.items():
+        if name not in BY_POSITION:
             continue
-        value = given[name]
         rows = {1, main.shape[0]} if name == "position_ids" else {main.shape[0]}
         right = isinstance(value, Tensor) and value.ndim == 2 + (name == "inputs_embeds")
         if not right or value.shape[0] not in rows or value.shape[1] != layout.count():

@@ -76,11 +76,14 @@ def run_on_clearhead(model: Model, *, layout: Layout | None = None) -> Model:
         )
     if layout is not None:
         check_layout(layout)
-        _refuse(model, layout)
+        if empty := [rank for rank in range(layout.ranks) if not layout.count(rank)]:
+            raise ClearheadError(f"{layout} gives rank {empty[0]} no position: use a layout with some for each rank.")
+        for why in _reasons(model):
+            name = type(model).__name__
+            raise UnsupportedError(f"{name} cannot be given a layout: {why}. Try run_on_clearhead(model).")
     for backend in (NAME, MASKED):
         transformers.AttentionInterface.register(backend, partial(_attend, backend))
-        made = partial(_mask, backend, transformers.masking_utils)
-        transformers.AttentionMaskInterface.register(backend, made)
+        transformers.AttentionMaskInterface.register(backend, partial(_mask, backend, transformers.masking_utils))
     transformers.AttentionInterface.register(RANKS, attend)
     transformers.AttentionMaskInterface.register(RANKS, make_mask)
     if not takes_backends(model):
@@ -187,15 +190,8 @@ def _narrower(module: nn.Module, shape: tuple[int, int, int, int], masked: bool,
     return DenseMask(chosen) if packed is None else DenseMask(chosen) & packed
 
 
-def _refuse(model: Any, layout: Layout) -> None:
-    """Raise an error for a model that cannot be given this layout; the message has the reason."""
-    if empty := [rank for rank in range(layout.ranks) if not layout.count(rank)]:
-        raise ClearheadError(f"{layout} gives rank {empty[0]} no position: use a layout with some for each rank.")
-    for why in _reasons(model):
-        raise UnsupportedError(f"{type(model).__name__} cannot be given a layout: {why}. Try run_on_clearhead(model).")
-
-
 def _reasons(model: Any) -> Iterator[str]:
+    """The reasons why a model cannot be given a layout."""
     configs = list({id(part.config): part.config for part in model.modules() if hasattr(part, "config")}.values())
     if any(getattr(config, "is_encoder_decoder", False) for config in configs):
         yield "it has an encoder and a decoder, and cross attention between them"

@@ -105,37 +105,18 @@ def divergences(mine: AttentionCall, theirs: AttentionCall, places: Places) -> T
     for side in sides:
         side.weights.logsumexp()  # the weights keep it, and then compute parts of rows
     batch, heads, queries, _ = sides[0].sizes.shape
-    equal = places is None and _equal(*problems)
     found = torch.full((batch, heads, queries), torch.nan, dtype=torch.float64, device="cpu")
     rows = max(1, NUMBERS // max(heads * max(p.sizes.keys for p in problems), 1))
     for b in range(batch):
         for row in range(0, queries, rows):
             at = slice(b, b + 1), EVERY, slice(row, min(row + rows, queries))
             keys = EVERY if places is not None else _hull(problems, *at)
-            if not equal:
-                masks = [_kept(p, places_of, *at, keys).cpu() for p, places_of in zip(problems, of, strict=True)]
-                if not edited:
-                    _check_masks(mine.name, masks, b, row, places)
+            masks = [_kept(p, places_of, *at, keys).cpu() for p, places_of in zip(problems, of, strict=True)]
+            if not edited:
+                _check_masks(mine.name, masks, b, row, places)
             p, q = (side.part(*at, keys).cpu() for side in sides)
-            found[at] = jensen_shannon(p, q, rest)
-            if not equal:
-                found[at].masked_fill_(~(masks[0].any(-1) | masks[1].any(-1)), torch.nan)
-    if equal and problems[0].spans is not None:
-        start, stop = problems[0].spans.intervals()
-        found.masked_fill_(~(stop > start).any(-1).cpu(), torch.nan)
+            found[at] = jensen_shannon(p, q, rest).masked_fill_(~(masks[0].any(-1) | masks[1].any(-1)), torch.nan)
     return found
-
-
-def _equal(one: Problem, other: Problem) -> bool:
-    """Whether both masks are the same intervals; other masks are compared pair by pair."""
-    a, b = one.spans, other.spans
-    if a is None or b is None:
-        return a is b
-    if a.residual is not None or b.residual is not None:
-        return False
-    return all(
-        x.shape == y.shape and torch.equal(x.cpu(), y.cpu()) for x, y in zip(a.intervals(), b.intervals(), strict=True)
-    )
 
 
 def jensen_shannon(p: Tensor, q: Tensor, rest: bool) -> Tensor:
@@ -174,20 +155,17 @@ def _both_look(calls: tuple[AttentionCall, ...], of: tuple[Tensor | None, ...]) 
         alone.append(looked_at(words, None if call.uniform is None else call.uniform[..., 0]))
     if alone == [None, None] and of[0] is None:
         return alone
-    given: list[Tensor] = []
-    for call, looked, at in zip(calls, alone, of, strict=True):
-        queries = call.problem.sizes.queries
-        every = torch.ones(1, 1, queries, dtype=torch.bool, device="cpu") if looked is None else looked.cpu()
-        every = every.expand(-1, -1, queries)
-        given.append(every if at is None else every[..., at])
+    places = [EVERY if at is None else at for at in of]
+    given = []
+    for call, looked, at in zip(calls, alone, places, strict=True):
+        every = torch.ones(1, 1, call.problem.sizes.queries, dtype=torch.bool, device="cpu")
+        given.append((every if looked is None else every & looked.cpu())[..., at])
     both = given[0] & given[1]
     found: list[Tensor | None] = []
-    for call, at in zip(calls, of, strict=True):
+    for call, at in zip(calls, places, strict=True):
         sizes = call.problem.sizes
-        whole = both
-        if at is not None:
-            whole = torch.zeros(*both.shape[:2], sizes.queries, dtype=torch.bool, device="cpu")
-            whole[..., at] = both
+        whole = both.new_zeros(*both.shape[:2], sizes.queries)
+        whole[..., at] = both
         found.append(whole.to(sizes.device))
     return found
 

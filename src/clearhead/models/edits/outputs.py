@@ -120,7 +120,7 @@ class Ablate(Edit):
         seed: int = 0,
     ) -> None:
         super().__init__(layers, heads, queries)
-        if kind not in get_args(Kind):
+        if not isinstance(kind, str) or kind not in get_args(Kind):
             raise ClearheadError(f"Ablate: kind is {kind!r:.60}; expected one of {listed(get_args(Kind))}.")
         if (kind == "zero") != (over is None):
             need = "takes no recording: leave out over" if kind == "zero" else "needs a recording: over=recording"

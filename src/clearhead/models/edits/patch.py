@@ -64,7 +64,7 @@ class Patch(Edit):
     ) -> None:
         super().__init__(layers, heads, queries)
         who = type(self).__name__
-        if part not in get_args(PatchedPart):
+        if not isinstance(part, str) or part not in get_args(PatchedPart):
             raise ClearheadError(f"{who}: part is {part!r:.60}; expected one of {listed(get_args(PatchedPart))}.")
         if keys is not None and part not in ("key", "value"):
             raise ClearheadError(f"{who}: keys choose positions of part='key' and part='value'; this is part={part!r}.")

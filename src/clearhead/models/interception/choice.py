@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -81,14 +82,10 @@ def heads_of(heads: Any, count: int, name: str, who: str) -> tuple[int, ...]:
 
 
 def runs_of(numbers: tuple[int, ...]) -> list[slice]:
-    """Ascending numbers as slices, as few as possible."""
-    runs = [slice(numbers[0], numbers[0] + 1)] if numbers else [slice(0, 0)]
-    for number in numbers[1:]:
-        if number == runs[-1].stop:
-            runs[-1] = slice(runs[-1].start, number + 1)
-        else:
-            runs.append(slice(number, number + 1))
-    return runs
+    """Numbers as slices of ascending neighbours, in the given order."""
+    groups = groupby(enumerate(numbers), lambda numbered: numbered[1] - numbered[0])
+    runs = [[number for _, number in group] for _, group in groups]
+    return [slice(run[0], run[-1] + 1) for run in runs] or [slice(0, 0)]
 
 
 def checked_positions(positions: Any, name: str) -> tuple[int | slice, ...] | None:

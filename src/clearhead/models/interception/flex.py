@@ -48,12 +48,7 @@ def intercept_flex(handler: ModelHandler, innermost: bool = False) -> Iterator[N
         def setup_compilation_env(*args: Any, **kwargs: Any) -> Iterator[Any]:
             with prepare(*args, **kwargs) as backend, replaced(torch, "compile", compiling, innermost):
                 here.prepares = True
-                try:
-                    yield backend
-                finally:
-                    if here.prepares:  # in a debug mode of its own it compiles nothing
-                        here.prepares = False
-                        handler.softmax(attends=True)
+                yield backend
 
         return setup_compilation_env
 

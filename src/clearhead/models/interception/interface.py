@@ -33,9 +33,6 @@ from clearhead.models.interception.refused import uncompiled
 # A function of the interface gives (B, Lq, H, Ev), and weights or None.
 BY_POSITION = Place(lambda t: t.transpose(1, 2), lambda output: (output.transpose(1, 2).contiguous(), None))
 
-# Functions of transformers' own that drop a keyword for which they have no parameter, and their modules.
-HOMES = {"sdpa_attention_forward": "sdpa_attention", "flex_attention_forward": "flex_attention"}
-
 
 @contextmanager
 def intercept_backends(handler_of: Callable[[str], Handler | None], innermost: bool = False) -> Iterator[None]:
@@ -153,21 +150,21 @@ _numbers = itertools.count(secrets.randbits(48))  # marks are saved with a model
 
 def applied(own: str, kwargs: dict[str, Any]) -> dict[str, Any]:
     """The keywords without those that the backend drops. `own`: as in `InterceptedCall`."""
-    dropped = _dropped(own) if own in HOMES else ()
+    dropped = _dropped() if own == "sdpa_attention_forward" else ()
     return {word: value for word, value in kwargs.items() if word not in dropped} if dropped else kwargs
 
 
 @assume_constant
-def _dropped(own: str) -> tuple[str, ...]:
-    """The keywords for which this function of the installed version has no parameter, so that it ignores them."""
-    return _without_parameter(own)
+def _dropped() -> tuple[str, ...]:
+    """The keywords for which the installed version's function for SDPA has no parameter, so that it ignores them."""
+    return _without_parameter()
 
 
 @functools.cache
-def _without_parameter(own: str) -> tuple[str, ...]:
-    function = getattr(importlib.import_module(f"transformers.integrations.{HOMES[own]}"), own)
+def _without_parameter() -> tuple[str, ...]:
+    function = importlib.import_module("transformers.integrations.sdpa_attention").sdpa_attention_forward
     parameters = inspect.signature(function).parameters
-    return tuple(word for word in ("softcap", "s_aux", "position_bias") if word not in parameters)
+    return tuple(word for word in ("softcap", "s_aux") if word not in parameters)
 
 
 def _masks(

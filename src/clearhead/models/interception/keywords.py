@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.errors import UnsupportedError
+from clearhead.base.output.text import listed
 from clearhead.base.torch_state.mode import assume_constant
 from clearhead.masks.causal import Causal
 from clearhead.masks.documents import Documents
@@ -77,12 +78,6 @@ NOT_READ = {
     "grid_thw": "the sizes of images, whose patches are embedded already",
 }
 
-# The keywords that change the weights, and cannot be read yet.
-REFUSED = {
-    **dict.fromkeys(("cache", "block_table", "k_cache", "v_cache"), "the keys of continuous batching"),
-    "sinks": "one logit a query in the softmax's denominator",
-}
-
 
 @assume_constant
 def loss_words() -> tuple[str, ...]:
@@ -108,14 +103,14 @@ def unread_keywords(name: str, backend: str, keywords: Mapping[str, Any]) -> str
     given = [word for word in passed if word not in READ and word not in NOT_READ]
     if given:  # else it takes time to ask for the words of losses
         losses = loss_words()
-        given = [word for word in given if word not in losses or word in REFUSED]
+        given = [word for word in given if word not in losses]
     if not given:
         return ""
-    shown = [f"{word!r} ({REFUSED.get(word, 'which clearhead does not know')})" for word in given]
     return (
-        f"{name} called the attention backend {backend!r} with {' and '.join(shown)}: that may change the weights, and "
-        "leaving it out could make them wrong.\nRun the model without it: without continuous batching, on "
-        "attn_implementation='sdpa' or 'eager', and with no keyword in its call that its forward does not name."
+        f"{name} called the attention backend {backend!r} with {listed(given)}, which clearhead does not read: that "
+        "may change the weights, and leaving it out could make them wrong.\n"
+        "Run the model without it: without continuous batching, on attn_implementation='sdpa' or 'eager', and with no "
+        "keyword in its call that its forward does not name."
     )
 
 
@@ -209,7 +204,7 @@ def check_unmasked(module: nn.Module, backend: str, shape: Shape, keywords: Mapp
         )
 
 
-def selected(module: nn.Module, keywords: Mapping[str, Any], shape: Shape, masked: bool) -> Tensor | None:
+def selected(module: Any, keywords: Mapping[str, Any], shape: Shape, masked: bool) -> Tensor | None:
     """The keys that an indexer chose, bool (B, H or 1, Lq, Lk); None where there is no choice.
 
     The keyword `indices` (B, Lq, n) names keys, as in DeepSeek 3.2; `block_indices` (B, groups of heads, Lq, n) names
@@ -222,12 +217,7 @@ def selected(module: nn.Module, keywords: Mapping[str, Any], shape: Shape, maske
     if indices is not None:
         keep = _scattered(indices, keys).unsqueeze(1)
     if blocks is not None:
-        size = getattr(getattr(module, "indexer", None), "block_size", None)
-        if size is None:
-            raise UnsupportedError(
-                f"{type(module).__name__} passed block_indices, and has no indexer.block_size that tells how many keys "
-                "a block has. Load the model with attn_implementation='sdpa' or 'eager'."
-            )
+        size = module.indexer.block_size
         count = -(-keys // size)
         chosen = _scattered(blocks.masked_fill(blocks < 0, count), count + 1)[..., :count]  # the last is dropped
         chosen = chosen.repeat_interleave(size, -1)[..., :keys].repeat_interleave(heads // blocks.shape[1], 1)

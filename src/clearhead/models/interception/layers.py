@@ -51,8 +51,8 @@ class Site(NamedTuple):
 class _Known(NamedTuple):
     """A module's layer, as far as the names of the model's modules show it.
 
-    `number`: of the layer. `total`: how many layers there are. `stack`: the path of the stack. `alike`: the module's
-    name with * for each number.
+    `number`: of the layer. `total`: how many layers there are. `stack`: the short name of the stack. `alike`: the
+    module's name with * for each number.
     """
 
     alike: str
@@ -74,7 +74,7 @@ class Layers:
 
     def __init__(self, classes: Mapping[str, str]) -> None:
         self._classes = classes
-        self._known: dict[str, tuple[_Known, str]] = {}  # by module, with the short name of its stack
+        self._known: dict[str, _Known] = {}  # by module
         self._numbers: dict[str, dict[tuple[str, int], int]] = {}
         self._lock = threading.Lock()
         self._alike: dict[tuple[str, str | None], set[tuple[int, ...]]] = {}
@@ -84,12 +84,8 @@ class Layers:
         """Where the next call of this module in its run is made. `turns`: how many calls each module has made in the
         run. `made`: whether the call is made now, and counted."""
         if name not in self._known:
-            found = self._read(name)
-            of = found.stack, self._classes.get(name, "")
-            if of not in self._short:
-                self._short[of] = self._named(*of)
-            self._known[name] = found, self._short[of]
-        known, stack = self._known[name]
+            self._known[name] = self._read(name)
+        known = self._known[name]
         with self._lock:
             turn = turns.get(name, 0)
             numbers = self._numbers.setdefault(known.alike, {})
@@ -106,7 +102,7 @@ class Layers:
                 turns[name] = turn + 1
                 numbers[name, turn] = number  # type: ignore[assignment]
         assert number is not None
-        return Site(name, LayerName(number, stack, cross), None if repeated else known.total)
+        return Site(name, LayerName(number, known.stack, cross), None if repeated else known.total)
 
     def repeats(self, name: str) -> bool:
         """Whether this module was called several times in a run of the model."""
@@ -124,10 +120,12 @@ class Layers:
             self._alike[of] = self._numbers_alike(*of)
         numbers = sorted(self._alike[of] | {mine})
         differ = [place for place, each in enumerate(zip(*numbers, strict=True)) if len(set(each)) > 1] or [0]
-        stack = ".".join(parts[: places[0]])
+        stack = ".".join(parts[: places[0]]), self._classes.get(name, "")
+        if stack not in self._short:
+            self._short[stack] = self._named(*stack)
         if len(differ) > 1:
-            return _Known(alike, numbers.index(mine), len(numbers), stack)
-        return _Known(alike, mine[differ[0]], 1 + max(each[differ[0]] for each in numbers), stack)
+            return _Known(alike, numbers.index(mine), len(numbers), self._short[stack])
+        return _Known(alike, mine[differ[0]], 1 + max(each[differ[0]] for each in numbers), self._short[stack])
 
     def _numbers_alike(self, alike: str, own: str | None) -> set[tuple[int, ...]]:
         """The numbers in the names of all modules of this class whose names are alike."""

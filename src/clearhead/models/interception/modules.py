@@ -12,7 +12,6 @@ from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from torch import Tensor, nn
 
-from clearhead.base.torch_state.mode import get_mode
 from clearhead.base.torch_state.probing import is_probing
 from clearhead.base.torch_state.tensor_kind import get_address
 from clearhead.base.torch_state.torch_private import call_of_modules
@@ -126,9 +125,8 @@ class Stack:
         self.model = model  # keeps the modules alive, so that their ids are not reused
         self._running = _Running()
         self._lock = threading.Lock()
-        self._threads = 0
+        self._threads = 0  # that run the model
         self._entries = 0
-        self._first = model  # the module with which the newest run began
         self.over = False  # whether modules are seen no more: another thread may be in the middle of the model then
         self.around: AbstractContextManager[Any] = nullcontext()  # entered while a thread runs the model
         self.notes: Notes | None = None  # takes notes of each module's layers
@@ -225,14 +223,9 @@ class Stack:
     @contextmanager
     def _outermost(self, module: nn.Module) -> Iterator[None]:
         """The context of this thread's outermost call of the model or of a module of it."""
-        running = self._running
+        self._begin_run()
+        self._running.called = {id(module)}
         with self._lock:
-            if not self._joins(module):
-                self._entries += 1
-                self._first = module
-            if running.entry != self._entries:
-                running.entry, running.turns = self._entries, {}
-            running.called = {id(module)}
             self._threads += 1
         try:
             with self.around:
@@ -241,20 +234,16 @@ class Stack:
             with self._lock:
                 self._threads -= 1
 
-    def _joins(self, module: nn.Module) -> bool:
-        """Whether an outermost call is a part of the run of another thread, whose forward has handed a module to this
-        one. It is not where a model generates, which calls its encoder by itself, or where a checkpoint runs again."""
-        if module is self.model or not self._threads or id(self.model) in self._generates or get_mode().backward:
-            return False
-        return module is not self._first and any(module is one for one in self._first.modules())
+    def _begin_run(self) -> None:
+        with self._lock:
+            self._entries += 1
+            self._running.entry, self._running.turns = self._entries, {}
 
     def _called(self, module: nn.Module) -> None:
         """Note a call of a generating model inside another module: a second one is a run of its own, such as a step."""
         running = self._running
         if id(module) in running.called and all(one.module is not module for one in running.stack):
-            with self._lock:
-                self._entries += 1
-                running.entry, running.turns = self._entries, {}
+            self._begin_run()
             running.called = set()
         running.called.add(id(module))
 
@@ -265,10 +254,7 @@ class Stack:
 
     @property
     def entry(self) -> int:
-        """The number of this thread's run: of its outermost call, or of a later call of a generating model inside.
-
-        It is shared by a module that another thread calls meanwhile.
-        """
+        """The number of this thread's run: of its outermost call, or of a later call of a generating model inside."""
         return self._running.entry
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -33,43 +34,35 @@ class Dense:
 
     def __init__(self) -> None:
         self.made = self.bytes = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # one tensor is made at a time
         self._held: list[tuple[StorageWeakRef, int]] = []
         self._most_held = 0  # the length of the list at which freed memory is looked for
-        self._total = 0  # bytes held, freed but not yet looked for, and being made
+        self._total = 0  # bytes held, or freed but not yet looked for
 
     @property
     def standing(self) -> int:
         with self._lock:
-            self._forget()
+            self._held = [one for one in self._held if not one[0].expired()]  # type: ignore[no-untyped-call]
+            self._total = sum(size for _, size in self._held)
+            self._most_held = 2 * len(self._held) + 100
             return self._total
 
-    def _forget(self) -> None:
-        """Forget the tensors whose memory is free."""
-        before = sum(size for _, size in self._held)
-        self._held = [one for one in self._held if not one[0].expired()]  # type: ignore[no-untyped-call]
-        self._total -= before - sum(size for _, size in self._held)
-        self._most_held = 2 * len(self._held) + 100
-
-    def make(
-        self, size: int, most: int | None, make: Callable[[], Tensor], error: Callable[[int], ClearheadError]
-    ) -> Tensor:
-        """The result of `make`, of `size` bytes. Raises `error(standing)` where they would exceed `most`."""
+    def make(self, size: int, most: int | None, shape: tuple[int, ...], make: Callable[[], Tensor]) -> Tensor:
+        """The result of `make`, of `size` bytes. Raises a `ClearheadError` where there would be more than `most`."""
         with self._lock:
-            if len(self._held) > self._most_held or (most is not None and self._total + size > most):
-                self._forget()
-            if most is not None and self._total + size > most:
-                raise error(self._total)
-            self._total += size
-        try:
+            limit = math.inf if most is None else most
+            if (self._total + size > limit or len(self._held) > self._most_held) and self.standing + size > limit:
+                held = f", and {human_bytes(self._total)} of dense weights stand already" if self._total else ""
+                raise ClearheadError(
+                    f"{shape} attention weights would be made dense, {human_bytes(size)}{held}: above max_bytes = "
+                    f"{human_bytes(most or 0)} of lazy_attentions.\nIndex what is needed, such as attention[:, 0] or "
+                    "attention[0, 0, -1]; take a reduction, such as attention.weights.entropy(), .topk(5) or "
+                    ".pool(256), or attention @ value; or pass max_bytes=…, None for no limit."
+                )
             made = make()
-        except BaseException:
-            with self._lock:
-                self._total -= size
-            raise
-        with self._lock:
             self.made += 1
             self.bytes += size
+            self._total += size
             self._held.append((StorageWeakRef(made.untyped_storage()), size))  # type: ignore[no-untyped-call]
         return made
 
@@ -336,22 +329,12 @@ def _computed(self: LazyAttention, compute: Callable[[], Tensor], shape: tuple[i
     if get_mode().compiled:
         reason = "lazy attention weights are computed in eager code; compile with fullgraph=False"
         return uncompiled(_computed, reason)(self, compute, shape)
-    size = torch.Size(shape).numel() * self.dtype.itemsize
-
-    def error(standing: int) -> ClearheadError:
-        held = f", and {human_bytes(standing)} of dense weights stand already" if standing else ""
-        return ClearheadError(
-            f"{shape} attention weights would be made dense, {human_bytes(size)}{held}: above max_bytes = "
-            f"{human_bytes(self._most or 0)} of lazy_attentions.\nIndex what is needed, such as attention[:, 0] or "
-            "attention[0, 0, -1]; take a reduction, such as attention.weights.entropy(), .topk(5) or .pool(256), or "
-            "attention @ value; or pass max_bytes=…, None for no limit."
-        )
 
     def make() -> Tensor:
         with without_function_modes():
             return compute().reshape(shape).to(self.device, self.dtype)
 
-    return DENSE.make(size, self._most, make, error)
+    return DENSE.make(torch.Size(shape).numel() * self.dtype.itemsize, self._most, shape, make)
 
 
 def _blank(self: LazyAttention) -> Tensor:

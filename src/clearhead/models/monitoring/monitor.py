@@ -137,12 +137,11 @@ class Monitor:
         try:
             with Delayed(), ExitStack() as stack:
                 stack.enter_context(self._compiled_calls.installed())
-                before, after = (_Hook(_weak(method, self._installed)) for method in (self._begin, self._end))
-                if self._callback is not None:  # the model keeps the monitor until it is removed
-                    before.calls(self._begin)
-                    after.calls(self._end)
-                stack.callback(model.register_forward_pre_hook(before, with_kwargs=True).remove)
-                stack.callback(model.register_forward_hook(after, always_call=True).remove)
+                begin, end = self._begin, self._end
+                if callback is None:  # else the model keeps the monitor until it is removed
+                    begin, end = _weak(begin, self._installed), _weak(end, self._installed)
+                stack.callback(model.register_forward_pre_hook(_Hook(begin), with_kwargs=True).remove)
+                stack.callback(model.register_forward_hook(_Hook(end), always_call=True).remove)
                 self._installed.enter_context(stack.pop_all())
                 self._removed = False
         except BaseException:
@@ -224,14 +223,13 @@ class Monitor:
         self._close()
         if output is None:  # it failed
             return
-        if not step.sites:
-            if not self._told:
-                self._told = True
-                self._line.warn(_nothing_seen(step))
-            return
-        if step.unread and self._asked.layers is None and not self._told:
+        unread = bool(step.unread) and self._asked.layers is None
+        if (unread or not step.sites) and not self._told:
             self._told = True
-            self._line.warn(step.told_of_unread("monitored", "monitor(model, layers=…)"))
+            said = step.told_of_unread("monitored", "monitor(model, layers=…)") if step.sites else _nothing_seen(step)
+            self._line.warn(said)
+        if not step.sites:
+            return
         self._note_layers(step)
         if not step.reduced:  # none of the chosen layers: training may leave some out
             return
@@ -311,13 +309,8 @@ class _Hook:
 
     def __init__(self, run: Callable[..., None] | None = None) -> None:
         prepare_compiler(type(self).__call__)  # else the compiler would compile this method too
-        self.run: Callable[..., None] | None = None
-        if run is not None:
-            self.calls(run)
-
-    def calls(self, run: Callable[..., None]) -> None:
         reason = "monitor() begins and ends a step in eager code; compile with fullgraph=False, or the model itself"
-        self.run = uncompiled(run, reason)
+        self.run = None if run is None else uncompiled(run, reason)
 
     def __call__(self, module: nn.Module, *args: Any) -> None:
         if self.run is not None:

@@ -6,7 +6,7 @@ is fetched from elsewhere when the layer runs. Only a call of the module runs al
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
@@ -152,7 +152,6 @@ def _described(module: nn.Module) -> str:
 def _called(module: nn.Module, like: Tensor) -> Iterator[None]:
     """A context in which the module is called for its numbers alone: without gradients, dropout and autocast, seen by
     no watch; random numbers are drawn as before afterwards."""
-    trained: Sequence[nn.Module] = [part for part in module.modules() if part.training]
     devices = [like.device] if like.device.type == "cuda" else []
     with ExitStack() as stack:
         stack.enter_context(probing())
@@ -160,7 +159,7 @@ def _called(module: nn.Module, like: Tensor) -> Iterator[None]:
         stack.enter_context(torch.no_grad())
         stack.enter_context(torch.random.fork_rng(devices=devices))
         stack.enter_context(without_autocast(like.device))
-        for part in trained:
+        for part in [part for part in module.modules() if part.training]:
             part.training = False
             stack.callback(setattr, part, "training", True)
         yield

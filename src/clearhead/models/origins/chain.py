@@ -54,10 +54,9 @@ class Turn(NamedTuple):
     def steps(self, name: str, before: Step, result: str, places: Places) -> list[Step]:
         axes = ("B", "H", before.axes[-2], "E")
         found = []
-        for what, each in (("cos", self.cos), ("sin", self.sin)):
+        for what, word, each in (("cos", "cosine", self.cos), ("sin", "sine", self.sin)):
             batches = places.batches if each.shape[0] > 1 else [0]
             rows = taken(taken(each, 0, batches), 1, places.positions).unsqueeze(1)
-            word = {"cos": "cosine", "sin": "sine"}[what]
             why = f"The {word} of each entry's angle, made of the position by the model. Others have the angle 0."
             found.append(Step(f"{name}_{what}", why, rows.to(before.value.dtype), axes))
         partners = partner_step(name, before, self.dim, self.interleaved)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -26,16 +27,22 @@ def layouts(side: str, out: int, heads: int, key_heads: int, width: int) -> Iter
     heads may be wider than `width`, with further numbers before or behind. It may make fewer key heads than attention
     is given, each of which is repeated.
     """
-    yield from _rows(side, out, heads, key_heads, width)
+    mine = heads if side == "query" else key_heads
+    yield from _alone(side, out, mine, width)
+    yield from _together(side, out, heads, key_heads, width)
+    block = out // max(mine, 1)
+    if out == mine * block and block > width:
+        rows = torch.arange(out, device="cpu").view(mine, block)
+        yield rows[:, :width]
+        yield rows[:, block - width :]
     for fewer in (n for n in range(key_heads - 1, 0, -1) if key_heads % n == 0):
-        times = key_heads // fewer
+        together = _together(side, out, heads, fewer, width)
         if side == "query":
-            yield from _together(side, out, heads, fewer, width)
+            yield from together
             continue
-        for rows in _alone(side, out, fewer, width), _together(side, out, heads, fewer, width):
-            for each in rows:
-                yield each.repeat_interleave(times, 0)
-                yield each.repeat(times, 1)
+        for each in itertools.chain(_alone(side, out, fewer, width), together):
+            yield each.repeat_interleave(key_heads // fewer, 0)
+            yield each.repeat(key_heads // fewer, 1)
 
 
 def _alone(side: str, out: int, mine: int, width: int) -> Iterator[Tensor]:
@@ -61,18 +68,6 @@ def _together(side: str, out: int, heads: int, key_heads: int, width: int) -> It
         yield (head // group * block + head % group) * width + entry
     else:
         yield (head * block + group + place - 1) * width + entry
-
-
-def _rows(side: str, out: int, heads: int, key_heads: int, width: int) -> Iterator[Tensor]:
-    """The rows in a layer that makes as many heads as attention is given."""
-    mine = heads if side == "query" else key_heads
-    yield from _alone(side, out, mine, width)
-    yield from _together(side, out, heads, key_heads, width)
-    head, entry = torch.arange(mine, device="cpu").unsqueeze(1), torch.arange(width, device="cpu")
-    if out % mine == 0 and out // mine > width:
-        block = out // mine
-        yield head * block + entry
-        yield head * block + block - width + entry
 
 
 Pair = tuple[int, int, float | None]
@@ -254,12 +249,16 @@ def given_heads(x: Tensor, heads: Tensor) -> bool:
     return near(given.detach(), heads.transpose(1, 2).flatten(2).to(given), heads.dtype)
 
 
-def gives(layer: Linear, x: Tensor, result: Tensor, dtype: torch.dtype) -> bool:
-    """Whether the layer's result (B, L, out) is that of its weights and bias on x, (B, L, in)."""
-    x = x.to(accumulated(dtype))
-    layer = layer.to(x)
-    made = torch.nn.functional.linear(x, layer.weight, layer.bias)
-    return made.shape == result.shape and near(made, result.to(made), dtype, doubt(layer, x, 1).squeeze(2))
+def gives(layer: Linear, x: Tensor, result: Tensor, heads: Tensor, batches: list[int], queries: list[int]) -> bool:
+    """Whether the layer's result is that of its weights and bias on x, for some of the queries of the heads."""
+    given, wanted = batched(x, heads), batched(result, heads)
+    if given is None or wanted is None:
+        return False
+    given, wanted = (taken(taken(t, 0, batches), 1, queries) for t in (given, wanted))
+    given = given.to(accumulated(heads.dtype))
+    layer = layer.to(given)
+    made = torch.nn.functional.linear(given, layer.weight, layer.bias)
+    return made.shape == wanted.shape and near(made, wanted.to(made), heads.dtype, doubt(layer, given, 1).squeeze(2))
 
 
 def writes(ran: Ran, result: Tensor, heads: Tensor) -> bool:
@@ -272,12 +271,10 @@ def writes(ran: Ran, result: Tensor, heads: Tensor) -> bool:
         return given_heads(ran.x, heads)
     if is_freed(layer.weight) or not given_heads(ran.x, heads):
         return False
-    x, wanted = batched(ran.x, heads), batched(result.detach(), heads)
-    if x is None or wanted is None:
-        return False
-    places, rows = (_few(n, most) for n, most in ((x.shape[1], PROBES), (layer.weight.shape[0], ROWS)))
-    some = layer.rows(torch.tensor(rows, device=layer.weight.device))
-    return gives(some, taken(x, 1, places), taken(taken(wanted, 1, places), 2, rows), heads.dtype)
+    rows = _few(layer.weight.shape[0], ROWS)
+    some, every = layer.rows(torch.tensor(rows, device=layer.weight.device)), list(range(heads.shape[0]))
+    result = taken(result.detach(), result.ndim - 1, rows)
+    return gives(some, ran.x, result, heads, every, _few(heads.shape[2], PROBES))
 
 
 def _few(count: int, most: int) -> list[int]:

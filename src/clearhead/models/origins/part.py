@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -118,13 +118,10 @@ def _of_heads(ran: Ran, heads: Tensor, shown: Shown) -> bool:
 
 def _gives(ran: Ran, shown: Shown, heads: Tensor) -> bool:
     """Whether the layer's result is that of its weights and bias, for the queries that are shown."""
-    found, wanted = batched(ran.x, heads), None if ran.result is None else batched(ran.result, heads)
-    if not ran.can_be_read() or found is None or wanted is None:
+    if ran.result is None or not ran.can_be_read():
         return False
-    layer = ran.layer
-    assert isinstance(layer, Linear)
-    x, result = (taken(taken(t, 0, list(shown.batches)), 1, list(shown.queries)) for t in (found, wanted))
-    return gives(layer, x, result, heads.dtype)
+    assert isinstance(ran.layer, Linear)
+    return gives(ran.layer, ran.x, ran.result, heads, list(shown.batches), list(shown.queries))
 
 
 def _places(name: str, shown: Shown, heads: tuple[int, int]) -> Places:
@@ -142,16 +139,15 @@ def _sources(
     known = {name: (x.data_ptr(), x.shape, x.stride()) for name, x in inputs.items() if x is not None}
     one = len({*known.values()}) == 1
     whole = one and len(shown.queries) == shown.sizes.queries
+    steps: dict[Any, Step] = {}
     sources: dict[str, Step] = {}
     for name, (_, places) in found.items():
-        x = inputs[name]
+        x, same = inputs[name], (known[name], whole or name == "query")
         assert x is not None
-        twin = next((n for n in sources if known[n] == known[name] and ("query" not in (n, name) or whole)), None)
-        if twin is not None:
-            sources[name] = sources[twin]
-            continue
-        step = input_step("x" if whole else f"x_{name}", x, name, places, given[0].value.dtype)
-        sources[name] = step.but(axes=("B", "L", "in")) if whole else step
+        if same not in steps:
+            step = input_step("x" if whole else f"x_{name}", x, name, places, given[0].value.dtype)
+            steps[same] = step.but(axes=("B", "L", "in")) if whole else step
+        sources[name] = steps[same]
     return sources
 
 

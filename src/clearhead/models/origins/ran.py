@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -145,20 +145,12 @@ def _tensors(source: Source) -> list[Tensor | None]:
     return [source.weight, source.bias]
 
 
-def noted(
-    layers: Layers,
-    inside: Layers,
-    module: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    result: Any,
-    name: str,
-) -> Ran | None:
+def noted(layers: Layers, inside: Layers, module: nn.Module, args: Sequence[Any], result: Any, name: str) -> Ran | None:
     """Keep a module that has run, if it is a layer of a known kind, and give what was kept. `inside`: the layers that
-    ran in it."""
+    ran in it. `args`: all its arguments."""
     if "rotary" in type(module).__name__.lower():
         layers.turn(result)
-    given = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)]
+    given = [t for t in args if isinstance(t, Tensor)]
     if len(given) != 1 or not isinstance(result, Tensor):
         return None
     comparable = all(map(_is_comparable, (given[0], result))) and given[0].shape[:-1] == result.shape[:-1]

@@ -57,12 +57,11 @@ def asked_to_reduce(
 ) -> Asked:
     """The arguments of `statistics`, checked."""
     keep = tuple(reductions) if isinstance(reductions, list | tuple) else (reductions,)
-    if not keep or not all(isinstance(one, Reduction) for one in keep):
+    if not keep or not all(isinstance(one, Reduction) and not isinstance(one, Output) for one in keep):
         raise ClearheadError(
-            f"statistics: reductions is {reductions!r}; expected reductions, as ch.reductions.Entropy()."
+            f"statistics: reductions is {reductions!r}; expected reductions, as ch.reductions.Entropy(), and no "
+            "Output(value), whose values are of one call."
         )
-    if any(isinstance(one, Output) for one in keep):
-        raise ClearheadError("statistics: reductions has an Output(value), whose values are of one call.")
     for one in keep:
         if type(one) is TopK:
             check_count(one.k, 1, "k of TopK", most=2**31 - 1)

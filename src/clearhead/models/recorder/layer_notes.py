@@ -41,8 +41,8 @@ class Origins(Notes):
         # a layer that cannot be read is not among the layers that were found; the watch's function mode costs more than
         # what is read here
         with suppress(Exception), without_function_modes():
-            layers = inside.noted
-            one = noted(around, layers, inside.module, inside.args, inside.kwargs, result, name)
+            layers, args = inside.noted, (*inside.args, *inside.kwargs.values())
+            one = noted(around, layers, inside.module, args, result, name)
             if one is not None and one.kind is Linear and not self._written_around(one, layers) and self._unwritten:
                 with without_autocast(one.x.device):
                     self._written(one, result)
