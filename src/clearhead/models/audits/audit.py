@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
 from clearhead.base.arrays import Array
-from clearhead.base.errors import ClearheadError
+from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.output.text import brief
 from clearhead.models.audits.audit_report import AuditReport, AuditTest, Level
 from clearhead.models.audits.audited_model import AuditedModel
 from clearhead.models.audits.blocks import Block, record_blocks
@@ -23,6 +24,7 @@ from clearhead.models.audits.influence import audit_influence
 from clearhead.models.audits.layers import audit_layers
 from clearhead.models.audits.probes import Positions, choose_probes
 from clearhead.models.audits.sameness import audit_sameness
+from clearhead.models.interception.padding import checked
 from clearhead.models.recording import Recording
 from clearhead.models.recordings.attention_call import AttentionCall
 from clearhead.models.watch import watch_own
@@ -86,6 +88,8 @@ def audit(
     Cost: 9 forward passes for "outputs"; for "layers" about 13, and a pass over each call's scores; for "all" about 25,
     some with a backward pass. Memory: the inputs of all blocks and attention calls.
     """
+    if not isinstance(level, str) or level not in get_args(Level):
+        raise ClearheadError(f'audit: level is {brief(level)}; expected "outputs", "layers" or "all".')
     if isinstance(model, Recording):
         return _audit_recording(model, batch)
     audited = AuditedModel(model, batch, inputs, output, seed)
@@ -107,6 +111,8 @@ def audit(
     if level != "outputs" and isinstance(model, nn.Module):
         place = [test.name for test in tests].index("influence") + 1
         tests.insert(place, audit_layers(blocks, expectation, PROBES, seed))
+    if all(test.holds is None for test in tests):
+        raise ClearheadError(f"audit: no test could examine the model: {'; '.join(test.text for test in tests)}")
     return AuditReport(expectation.text, level, tests, shares, audited.forwards)
 
 
@@ -146,6 +152,8 @@ def _audit_whole(
 def _audit_recording(recording: Recording, mask: Expected) -> AuditReport:
     """The tests that need no model: given, and computed where the values were recorded."""
     calls = pair_with_masks(recording.calls, mask)
+    if not calls:
+        raise ClearheadError("audit: the recording holds no call.")
     tests = [audit_given(calls)]
     if all(call.value is not None and call.outcome is not None for call, _ in calls):
         tests.append(audit_computed(calls))
@@ -198,7 +206,11 @@ def _find_tokens(audited: AuditedModel, padding: Array | None) -> tuple[Tensor, 
             return torch.ones(shape, dtype=torch.bool, device="cpu")
         return torch.as_tensor(mask).cpu() != 0
 
-    own = masks.get("attention_mask") if padding is None else padding
+    own = masks.get("attention_mask")
+    if padding is not None:
+        own = checked(padding)
+        if tuple(own.shape) != audited.shape:
+            raise ShapeError(f"audit: padding has shape {tuple(own.shape)}; expected (B, L) = {audited.shape}.")
     if not audited.reads_encoder:
         return read(own, audited.output_shape), None
     return read(masks.get("decoder_attention_mask"), audited.output_shape), read(own, audited.shape)

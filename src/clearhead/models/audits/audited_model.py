@@ -9,7 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clearhead.base.arrays import check_memory
 from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.numbers import check_count
+from clearhead.base.output.text import brief
+from clearhead.base.torch_state.tensor_kind import is_readable
 from clearhead.models.model_calls import call_model
 
 IDS = ("input_ids", "decoder_input_ids")
@@ -30,9 +34,20 @@ class AuditedModel:
     def __init__(
         self, model: Any, batch: Any, name: str | None, output: Callable[[Any], Tensor] | None, seed: int
     ) -> None:
-        self.model, self.batch, self.seed, self.forwards = model, batch, seed, 0
-        self.name = name or _find_name(batch)
+        if isinstance(model, type) or not callable(model):
+            raise ClearheadError(f"audit: model is {brief(model)}; expected a module, or a function of the batch.")
+        if output is not None and not callable(output):
+            raise ClearheadError(f"audit: output is {brief(output)}; expected a function of what the model returns.")
+        if name is not None and not (isinstance(batch, Mapping) and isinstance(name, str) and name in batch):
+            raise ClearheadError(f"audit: inputs is {brief(name)}; expected the name of an input of the batch.")
+        self.model, self.batch, self.seed, self.forwards = model, batch, check_count(seed, 0, "audit: seed"), 0
+        self.name = _find_name(batch) if name is None else name
         self._output = output
+        shape = tuple(check_memory(self.inputs, "the input").shape)
+        if self.inputs.layout != torch.strided or not is_readable(self.inputs):
+            raise ClearheadError(f"audit: the input, {shape}, holds no numbers to change; expected a dense tensor.")
+        if len(shape) < 2 or 0 in shape:
+            raise ShapeError(f"audit: the input has shape {shape}; expected (B, L) or more, and at least one position.")
 
     @property
     def objection(self) -> str:
@@ -46,9 +61,10 @@ class AuditedModel:
     def inputs(self) -> Tensor:
         """The tensor that is changed: ids (B, L), or vectors (B, L, C)."""
         batch = self.batch
-        found = batch[self.name] if isinstance(batch, Mapping) else batch[0] if isinstance(batch, tuple) else batch
+        in_tuple = isinstance(batch, tuple) and len(batch) > 0
+        found = batch[self.name] if isinstance(batch, Mapping) else batch[0] if in_tuple else batch
         if not isinstance(found, Tensor):
-            raise ClearheadError(f"audit: the input is a {type(found).__name__}; expected a tensor of ids or vectors.")
+            raise ClearheadError(f"audit: the input is {brief(found)}; expected a tensor of ids or vectors.")
         return found
 
     @property
