@@ -142,7 +142,7 @@ def test_an_audit_that_examined_nothing_is_an_error(examine):
 
 
 def test_exchanged_ids_differ_and_occur_in_the_batch():
-    audited = AuditedModel(make_llama(), PLAIN, None, None, 0)
+    audited = AuditedModel(make_llama(), PLAIN, "input_ids", None, 0, lambda passes: None)
     changed = torch.arange(IDS.numel()).view(IDS.shape) % 3 == 0
     for seed in range(20):
         audited.seed = seed

@@ -1022,6 +1022,7 @@ ENTRIES: dict[str, Entry] = {
             "inputs": None,
             "output": None,
             "seed": 0,
+            "expect": (),
         },
         {
             "batch": {
@@ -1034,6 +1035,7 @@ ENTRIES: dict[str, Entry] = {
             "padding": ABSENT,
             "inputs": ABSENT,
             "output": ABSENT | OWN,
+            "expect": {"empty list": "same"},
         },
     ),
     "models.audit_collator": E(
@@ -1099,7 +1101,8 @@ NOT_CALLED = {
     "explanation.Diagnosis": "what diagnose() gives", "explanation.Finding": "what diagnose() gives",
     "explanation.Diagnosis.to_dict": "takes nothing", "explanation.Finding.to_dict": "takes nothing",
     "models.AuditReport": "what audit() gives", "models.AuditTest": "what audit() gives",
-    "models.AuditFinding": "what audit() gives", "assert_attends": "audit()",
+    "models.AuditFinding": "what audit() gives", "models.AuditReport.to_dict": "takes nothing",
+    "models.make_bug_script": "takes a report of audit()", "assert_attends": "audit()",
     "models.Differences": "what seen.compare() gives", "models.CallDifference": "what seen.compare() gives",
     "results.WeightDifference": "what seen.compare() gives", "models.Distinctive": "what seen.distinctive() gives",
     "models.Table": "what seen.table() gives", "models.Table.to_pandas": "tests/models/test_heads.py",

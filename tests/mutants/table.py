@@ -985,9 +985,9 @@ AUDITS = [
     ),
     Mutant(
         "models/audits/reachability.py",
-        "count = (queries & (stop > start)).long()",
-        "count = queries.long()",
-        "audit: an interval without keys makes later keys unreachable",
+        "change.scatter_add_(-1, stop.expand(count.shape), -count)",
+        "change.scatter_add_(-1, (stop + 1).clamp(max=size).expand(count.shape), -count)",
+        "audit: one key behind each interval counts as allowed",
         "audits/test_reachability.py",
     ),
     Mutant(
@@ -999,7 +999,7 @@ AUDITS = [
     ),
     Mutant(
         "models/audits/audit.py",
-        "if tuple(own.shape) != audited.shape:",
+        "if tuple(own.shape) != own_shape:",
         "if False:",
         "audit: padding of another shape is dropped",
         "audits/test_audit.py",

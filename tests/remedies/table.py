@@ -906,16 +906,28 @@ CASES = [
     ),
     case(
         "ch.audit(lambda x: x, x, {0: Causal()})",
-        ("one Mask, such as ch.Causal()", "torch.tensor(ch.audit(lambda x: x.cumsum(1), x, Causal()).ok) # @", "torch.tensor(True)"),
+        (
+            "one Mask, such as ch.Causal()",
+            "torch.tensor(ch.audit(lambda x: x.cumsum(1), x, Causal()).ok) # @",
+            "torch.tensor(True)",
+        ),
     ),
     case(
         "ch.audit(model(), {'input_ids': torch.full((1, 6), 7)}, Causal())",
-        ("a text with more words", "torch.tensor(ch.audit(model(), {'input_ids': IDS}, Causal()).ok) # @", "torch.tensor(True)"),
+        (
+            "a text with more words",
+            "torch.tensor(ch.audit(model(), {'input_ids': IDS}, Causal()).ok) # @",
+            "torch.tensor(True)",
+        ),
         setup=LLAMA,
     ),
     case(
         "ch.audit(model(), {'tokens': IDS}, Causal())",
-        ('inputs="..."', "torch.tensor(ch.audit(lambda tokens: model()(tokens), {'tokens': IDS}, Causal(), @.replace('...', 'tokens')).ok)", "torch.tensor(True)"),
+        (
+            'inputs="..."',
+            "torch.tensor(ch.audit(lambda tokens: model()(tokens), {'tokens': IDS}, Causal(), @.replace('...', 'tokens')).ok)",
+            "torch.tensor(True)",
+        ),
         setup=LLAMA,
     ),
     case(

@@ -14,16 +14,19 @@ from clearhead.base.output.text import brief
 from clearhead.masks.base import Mask
 from clearhead.masks.causal import Causal
 from clearhead.masks.documents import Documents
+from clearhead.models.audits.arguments import Model
 from clearhead.models.audits.audit import audit, raise_findings
 from clearhead.models.audits.audit_report import AuditFinding, AuditReport, AuditTest, Level
 
 IGNORED = -100  # the label of a position that the loss leaves out
 Example = Mapping[str, Any]
+MaskOfBatch = Callable[[Any], Mask | None]
+Callback = Any  # a transformers.TrainerCallback
 
 
 def audit_collator(
-    model: Any,
-    collator: Callable[[list[Any]], Any],
+    model: Model,
+    collator: Callable[[list[Example]], object],
     examples: Sequence[Example],
     *,
     level: Level = "all",
@@ -125,7 +128,7 @@ def audit_labels(labels: Tensor, documents: Tensor) -> AuditTest:
     return AuditTest("labels", True, f"no label crosses the border of an example{note}")
 
 
-def make_audit_callback(mask_of_batch: Callable[[Any], Mask | None], level: Level = "outputs") -> Any:
+def make_audit_callback(mask_of_batch: MaskOfBatch, level: Level = "outputs") -> Callback:
     """A callback of transformers' Trainer that audits the first batch, and raises an AssertionError with its findings.
 
     >>> import clearhead as ch
