@@ -43,21 +43,74 @@ def test_train_mode_with_dropout_is_named_and_no_finding():
     assert influence.holds, report
 
 
+class Block(torch.nn.Module):
+    def __init__(self, causal):
+        super().__init__()
+        self.causal = causal
+
+    def attend(self, x):
+        heads = x.unflatten(-1, (2, 4)).transpose(1, 2)
+        output = F.scaled_dot_product_attention(heads, heads, heads, is_causal=self.causal)
+        return output.transpose(1, 2).flatten(2)
+
+    def forward(self, x):
+        return x + self.attend(x)
+
+
+def make_vectors():
+    return torch.randn(2, 9, 8, generator=torch.Generator().manual_seed(0))
+
+
 def test_vectors_and_tuples():
-    class Block(torch.nn.Module):
-        def __init__(self, causal):
-            super().__init__()
-            self.causal = causal
-
-        def forward(self, x):
-            heads = x.unflatten(-1, (2, 4)).transpose(1, 2)
-            output = F.scaled_dot_product_attention(heads, heads, heads, is_causal=self.causal)
-            return x + output.transpose(1, 2).flatten(2)
-
-    x = torch.randn(2, 9, 8, generator=torch.Generator().manual_seed(0))
+    x = make_vectors()
     assert audit(Block(True), x, CAUSAL).ok
     assert audit(Block(True), (x,), CAUSAL, level="all").ok
     assert [f.code for f in audit(Block(False), x, CAUSAL).findings][:2] == ["not-causal", "mask-ignored"]
+
+
+def test_outputs_that_are_initialised_to_zero_are_a_warning_and_no_finding():
+    class ZeroBlock(Block):
+        def __init__(self):
+            super().__init__(causal=True)
+            self.scale = torch.nn.Parameter(torch.zeros(()))
+
+        def forward(self, x):
+            return x + self.scale * self.attend(x)
+
+    report = audit(torch.nn.Sequential(ZeroBlock(), ZeroBlock()), make_vectors(), CAUSAL, level="all")
+    assert report.ok, report
+    warned = {test.name for test in report.tests if "warning: " in test.text and "outputs stay" in test.text}
+    assert "influence" in warned, report
+
+
+class FailsBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise AssertionError("use model.train()")
+
+
+def test_a_backward_pass_that_raises_is_not_examined():
+    class NoBackward(Block):
+        def forward(self, x):
+            return FailsBackward.apply(super().forward(x))
+
+    report = audit(NoBackward(causal=True), make_vectors(), CAUSAL, level="all")
+    assert report.ok and results(report)["gradient"] is None, report
+
+
+def test_rounding_is_named_and_no_finding():
+    class Rounds(Block):
+        def forward(self, x):
+            noise = 1e-5 * torch.tanh(x.detach().sum())  # without a gradient
+            return super().forward(x) + noise
+
+    report = audit(Rounds(causal=True), make_vectors(), CAUSAL, level="all")
+    (influence,) = (test for test in report.tests if test.name == "influence")
+    assert influence.holds and "rounding" in influence.text, report
 
 
 def test_a_recording_has_the_tests_that_need_no_model():
