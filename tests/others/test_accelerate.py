@@ -30,8 +30,8 @@ def test_a_trainer_ends_where_its_first_batch_does_not_attend_as_expected(packs,
     from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments
 
     def expect(batch):
-        lengths = [*(batch["position_ids"][0] == 0).nonzero()[:, 0].tolist(), batch["position_ids"].shape[1]]
-        return ch.Causal() & ch.Documents.from_lengths([b - a for a, b in pairwise(lengths)])
+        borders = [*(batch["position_ids"][0] == 0).nonzero()[:, 0].tolist(), batch["position_ids"].shape[1]]
+        return ch.Causal() & ch.Documents.from_lengths([stop - start for start, stop in pairwise(borders)])
 
     def collate(examples):
         batch = DataCollatorWithFlattening()(examples)
