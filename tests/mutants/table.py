@@ -935,6 +935,27 @@ CAUSES = [
 
 AUDITS = [
     Mutant(
+        "explanation/diagnosis/checks/formula.py",
+        "unsqueeze(-1), uncounted | (factor == 0)",
+        "unsqueeze(-1), uncounted",
+        "diagnose: a head that an edit takes out has another formula",
+        "diagnosis/test_models.py",
+    ),
+    Mutant(
+        "explanation/diagnosis/checks/formula.py",
+        "if found.is_rounding or",
+        "if found.ratio < 1e9 or",
+        "diagnose: a backend that computes another formula is no error",
+        "diagnosis/test_models.py",
+    ),
+    Mutant(
+        "models/audits/computed.py",
+        'yield "mask-ignored", "no mask", None',
+        'yield "mask-ignored", "no mask", problem.visible',
+        "audit: a backend that ignores its mask computes no known mistake",
+        "models/test_computed_outputs.py",
+    ),
+    Mutant(
         "models/audits/given.py",
         "if not worst[1].share <= TOLERANCE:",
         "if worst[1].share > TOLERANCE:",
@@ -949,17 +970,17 @@ AUDITS = [
         "models/test_given_masks.py",
     ),
     Mutant(
-        "models/audits/computed.py",
+        "inspection/deviation.py",
         "uncounted, 0.0).nan_to_num(torch.inf)",
         "uncounted, 0.0).nan_to_num(0.0)",
         "audit: an output of NaN equals the formula",
         "models/test_computed_outputs.py",
     ),
     Mutant(
-        "models/audits/computed.py",
+        "inspection/deviation.py",
         "(largest * squares).sqrt()",
-        "(largest * squares.sum(-1, keepdim=True)).sqrt()",
-        "audit: a row is judged by the rounding of all rows",
+        "squares.sqrt()",
+        "audit: a row is judged as if all of its weight were on one key",
         "models/test_computed_outputs.py",
     ),
     Mutant(
