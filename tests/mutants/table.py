@@ -936,9 +936,9 @@ CAUSES = [
 AUDITS = [
     Mutant(
         "explanation/diagnosis/checks/formula.py",
-        "unsqueeze(-1), uncounted | (factor == 0)",
-        "unsqueeze(-1), uncounted",
-        "diagnose: a head that an edit takes out has another formula",
+        "        if case.factor is not None:\n",
+        "        if False:\n",
+        "diagnose: an output that an edit scales has another formula",
         "diagnosis/test_models.py",
     ),
     Mutant(
@@ -978,9 +978,9 @@ AUDITS = [
     ),
     Mutant(
         "inspection/deviation.py",
-        "(largest * squares).sqrt()",
-        "squares.sqrt()",
-        "audit: a row is judged as if all of its weight were on one key",
+        "torch.bfloat16: 0.6}",
+        "torch.bfloat16: 6.0}",
+        "audit: a window that is wrong by one key is rounding in bfloat16",
         "models/test_computed_outputs.py",
     ),
     Mutant(

@@ -24,11 +24,10 @@ class OtherFormula(Check):
         if value is None or output is None:
             return
         rows = slice(0, case.shape[2], max(1, math.ceil(math.prod(case.shape) / PAIRS)))
-        output, uncounted = output[:, :, rows], ~case.real[..., rows]
+        output = output[:, :, rows]
         if case.factor is not None:
-            factor = case.factor[..., rows]
-            output, uncounted = output / factor.to(output.dtype).unsqueeze(-1), uncounted | (factor == 0)
-        found = measure_deviation(cut(case.problem, Region(queries=rows)), value, output, uncounted)
+            output = output / case.factor[..., rows, None].to(output.dtype)  # rows of factor 0 see no key
+        found = measure_deviation(cut(case.problem, Region(queries=rows)), value, output, ~case.real[..., rows])
         finite = all(bool(tensor.isfinite().all()) for tensor in case.inputs.values())
         not_finite = found.ratio == math.inf and (not finite or case.broken)  # other checks find where NaN comes from
         if found.is_rounding or not_finite:
