@@ -99,8 +99,8 @@ def audit(
     if level != "outputs" and calls:
         tests.append(audit_computed(expectation.calls))
     shares: dict[str, float] = {}
-    if audited.objection:
-        tests.append(AuditTest("influence", None, audited.objection))
+    if objection := audited.objection or expectation.objection:
+        tests.append(AuditTest("influence", None, objection))
     else:
         whole, shares = _audit_whole(audited, expectation, level)
         tests += whole

@@ -56,18 +56,32 @@ class Expectation:
             return Reachability([self._make_pairs(mask, self.tokens, self.tokens) for mask in masks])
         return Reachability([self._make_pairs(self._single_mask(), self.tokens, self.tokens)], unlimited=True)
 
+    @property
+    def objection(self) -> str:
+        """Why the reach of an encoder's inputs is not known, through a decoder's cross attention; "" where it is."""
+        encoder = self.encoder_tokens
+        if encoder is None:
+            return ""
+        cross = [call for call, _ in self.calls if call.kind == "cross"]
+        if not cross or len(cross) != len(self._find_masks_of_decoder()):
+            return "the cross attention of the model is not recorded for each layer"
+        if any(call.shape[3] != encoder.shape[1] for call in cross):
+            return "the keys of the cross attention are not the positions of the encoder's inputs"
+        return ""
+
+    def _find_masks_of_decoder(self) -> list[Mask]:
+        """The masks of a decoder's self attention."""
+        return [m for c, m in self.calls if not _is_in_encoder(c) and self._is_whole(c, self.tokens)]
+
     def find_encoder_reach(self) -> CrossReachability:
         """The inputs of the encoder that may influence each output of the decoder."""
         encoder = self.encoder_tokens
         assert encoder is not None
-        inside = [m for c, m in self.calls if c.layer.stack == "encoder" and self._is_whole(c, encoder)]
-        own = [m for c, m in self.calls if c.layer.stack != "encoder" and self._is_whole(c, self.tokens)]
+        inside = [m for c, m in self.calls if _is_in_encoder(c) and self._is_whole(c, encoder)]
         cross = [m for c, m in self.calls if c.kind == "cross"]
-        if not cross or len(cross) != len(own):
-            raise ClearheadError("audit: the cross attention of the model is not recorded for each layer.")
         layers = [
             (self._make_pairs(one, self.tokens, self.tokens), self._make_pairs(other, self.tokens, encoder))
-            for one, other in zip(own, cross, strict=True)
+            for one, other in zip(self._find_masks_of_decoder(), cross, strict=True)
         ]
         reach = Reachability([self._make_pairs(mask, encoder, encoder) for mask in inside])
         return CrossReachability(reach, layers, (encoder.shape[1], self.tokens.shape[1]))
@@ -79,7 +93,7 @@ class Expectation:
         """
         both = [tokens for tokens in (self.tokens, self.encoder_tokens) if tokens is not None and tokens.shape == shape]
         if len(both) == 2:  # an encoder's block and a decoder's block have one shape
-            both = both[1:] if any(c.layer.stack == "encoder" for c, _ in self._find_calls(name)) else both[:1]
+            both = both[1:] if any(_is_in_encoder(c) for c, _ in self._find_calls(name)) else both[:1]
         if not both:
             return None
         (tokens,) = both
@@ -123,6 +137,10 @@ class Expectation:
             padded = mask if bool(keys.all()) else mask & Padding(keys)
             self._pairs[which] = AllowedPairs.from_mask(padded, sizes)
         return self._pairs[which]
+
+
+def _is_in_encoder(call: AttentionCall) -> bool:
+    return "encoder" in call.layer.stack.split(".")
 
 
 def describe_mask(expected: Expected) -> str:

@@ -63,6 +63,9 @@ def _run_alone(audited: AuditedModel, positions: Positions) -> Iterator[Piece]:
     if audited.reads_encoder:  # a piece of the inputs has no outputs of its own
         return
     given = {name: value for name, value in audited.batch.items() if name not in (*LEFT_OUT, audited.name)}
+    tensors = {name: value for name, value in given.items() if isinstance(value, Tensor) and value.ndim}
+    if any(len(value) != len(audited.inputs) for value in tensors.values()):  # such as the patches of all images
+        return
     length, mask = audited.shape[1], audited.batch.get("attention_mask")
     groups = positions.list_groups()
     found = 0
@@ -71,7 +74,8 @@ def _run_alone(audited: AuditedModel, positions: Positions) -> Iterator[Piece]:
         sequence, start, stop = int(members[0, 0]), int(members[0, 1]), int(members[-1, 1]) + 1
         if stop - start != len(members) or (len(groups) == 1 and stop - start == length):
             continue
-        piece = {audited.name: audited.inputs[sequence : sequence + 1, start:stop]}
+        piece = {name: value[sequence : sequence + 1] for name, value in tensors.items()}
+        piece[audited.name] = audited.inputs[sequence : sequence + 1, start:stop]
         if mask is not None and mask.ndim == 4:  # a mask of pairs
             piece["attention_mask"] = mask[sequence : sequence + 1, :, start:stop, start:stop]
         yield sequence, start, _run(audited, {**given, **piece})
