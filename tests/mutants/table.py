@@ -979,7 +979,7 @@ AUDITS = [
     Mutant(
         "inspection/deviation.py",
         "torch.bfloat16: 0.6}",
-        "torch.bfloat16: 6.0}",
+        "torch.bfloat16: 60.0}",
         "audit: a window that is wrong by one key is rounding in bfloat16",
         "models/test_computed_outputs.py",
     ),
