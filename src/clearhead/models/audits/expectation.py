@@ -51,20 +51,20 @@ class Expectation:
 
         Where the number of layers is not known, through any number of them.
         """
-        masks = [mask for call, mask in self.calls if self._is_whole(call, self.tokens)]
+        masks = [mask for call, mask in self.calls if self._is_whole(call, self.tokens) and not self._in_encoder(call)]
         if masks:
             return Reachability([self._make_pairs(mask, self.tokens, self.tokens) for mask in masks])
         return Reachability([self._make_pairs(self._single_mask(), self.tokens, self.tokens)], unlimited=True)
 
-    def find_encoder_reach(self) -> CrossReachability:
-        """The inputs of the encoder that may influence each output of the decoder."""
+    def find_encoder_reach(self) -> CrossReachability | None:
+        """The inputs of the encoder that may influence each output of the decoder; None without all calls."""
         encoder = self.encoder_tokens
         assert encoder is not None
-        inside = [m for c, m in self.calls if c.layer.stack == "encoder" and self._is_whole(c, encoder)]
-        own = [m for c, m in self.calls if c.layer.stack != "encoder" and self._is_whole(c, self.tokens)]
-        cross = [m for c, m in self.calls if c.kind == "cross"]
+        inside = [m for c, m in self.calls if self._in_encoder(c) and self._is_whole(c, encoder)]
+        own = [m for c, m in self.calls if not self._in_encoder(c) and self._is_whole(c, self.tokens)]
+        cross = [m for c, m in self.calls if c.kind == "cross" and c.shape[3] == encoder.shape[1]]
         if not cross or len(cross) != len(own):
-            raise ClearheadError("audit: the cross attention of the model is not recorded for each layer.")
+            return None
         layers = [
             (self._make_pairs(one, self.tokens, self.tokens), self._make_pairs(other, self.tokens, encoder))
             for one, other in zip(own, cross, strict=True)
@@ -94,6 +94,10 @@ class Expectation:
     def _find_calls(self, name: str) -> list[tuple[AttentionCall, Mask]]:
         """The calls inside a block."""
         return [(call, mask) for call, mask in self.calls if call.name.startswith(f"{name}.")]
+
+    def _in_encoder(self, call: AttentionCall) -> bool:
+        """Whether a call is in the encoder of an encoder-decoder."""
+        return self.encoder_tokens is not None and call.layer.stack == "encoder"
 
     def _is_whole(self, call: AttentionCall, tokens: Tensor) -> bool:
         """Whether a call is self attention of the whole sequence."""
@@ -141,9 +145,15 @@ def pair_with_masks(calls: Sequence[AttentionCall], expected: Any) -> list[tuple
     made: dict[Any, tuple[Any, Mask]] = {}
     if not isinstance(expected, Mapping):
         return [(call, _mask(expected, call, made)) for call in calls]
-    numbers = [(set(chosen_calls(calls, which, "audit")), mask) for which, mask in expected.items()]
+    numbers = [(_find_calls(calls, which), mask) for which, mask in expected.items()]
     each = [[mask for some, mask in numbers if number in some] for number in range(len(calls))]
     return [(call, _mask(masks[0], call, made)) for call, masks in zip(calls, each, strict=True) if masks]
+
+
+def _find_calls(calls: Sequence[AttentionCall], which: Any) -> set[int]:
+    """The numbers of the calls that "encoder", "decoder", "cross", or a layer names."""
+    found = {n for n, call in enumerate(calls) if which == (call.layer.stack if call.kind == "self" else call.kind)}
+    return found or set(chosen_calls(calls, which, "audit"))
 
 
 def _mask(expected: Any, call: AttentionCall, made: dict[Any, tuple[Any, Mask]]) -> Mask:
