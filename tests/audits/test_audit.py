@@ -10,8 +10,10 @@ import clearhead as ch
 
 pytest.importorskip("transformers", reason="the extra [models] is not installed")
 
-from audits.faults import CAUSAL, IDS, IN_DOCUMENTS, PACKED, PLAIN
-from audits.faulty_models import HandWrittenGPT, make_llama, register_backend
+from ranks.processes import on_ranks
+
+from audits.faults import CAUSAL, IDS, IN_DOCUMENTS, PACKED, PLAIN, RIGHT
+from audits.faulty_models import EncoderAndDecoder, HandWrittenGPT, make_llama, register_backend
 from clearhead.models.audits.audit import assert_attends, audit
 
 
@@ -43,21 +45,74 @@ def test_train_mode_with_dropout_is_named_and_no_finding():
     assert influence.holds, report
 
 
+class Block(torch.nn.Module):
+    def __init__(self, causal):
+        super().__init__()
+        self.causal = causal
+
+    def attend(self, x):
+        heads = x.unflatten(-1, (2, 4)).transpose(1, 2)
+        output = F.scaled_dot_product_attention(heads, heads, heads, is_causal=self.causal)
+        return output.transpose(1, 2).flatten(2)
+
+    def forward(self, x):
+        return x + self.attend(x)
+
+
+def make_vectors():
+    return torch.randn(2, 9, 8, generator=torch.Generator().manual_seed(0))
+
+
 def test_vectors_and_tuples():
-    class Block(torch.nn.Module):
-        def __init__(self, causal):
-            super().__init__()
-            self.causal = causal
-
-        def forward(self, x):
-            heads = x.unflatten(-1, (2, 4)).transpose(1, 2)
-            output = F.scaled_dot_product_attention(heads, heads, heads, is_causal=self.causal)
-            return x + output.transpose(1, 2).flatten(2)
-
-    x = torch.randn(2, 9, 8, generator=torch.Generator().manual_seed(0))
+    x = make_vectors()
     assert audit(Block(True), x, CAUSAL).ok
     assert audit(Block(True), (x,), CAUSAL, level="all").ok
     assert [f.code for f in audit(Block(False), x, CAUSAL).findings][:2] == ["not-causal", "mask-ignored"]
+
+
+def test_outputs_that_are_initialised_to_zero_are_a_warning_and_no_finding():
+    class ZeroBlock(Block):
+        def __init__(self):
+            super().__init__(causal=True)
+            self.scale = torch.nn.Parameter(torch.zeros(()))
+
+        def forward(self, x):
+            return x + self.scale * self.attend(x)
+
+    report = audit(torch.nn.Sequential(ZeroBlock(), ZeroBlock()), make_vectors(), CAUSAL, level="all")
+    assert report.ok, report
+    warned = {test.name for test in report.tests if "warning: " in test.text and "outputs stay" in test.text}
+    assert "influence" in warned, report
+
+
+class FailsBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise AssertionError("use model.train()")
+
+
+def test_a_backward_pass_that_raises_is_not_examined():
+    class NoBackward(Block):
+        def forward(self, x):
+            return FailsBackward.apply(super().forward(x))
+
+    report = audit(NoBackward(causal=True), make_vectors(), CAUSAL, level="all")
+    assert report.ok and results(report)["gradient"] is None, report
+
+
+def test_rounding_is_named_and_no_finding():
+    class Rounds(Block):
+        def forward(self, x):
+            noise = 1e-5 * torch.tanh(x.detach().sum())  # without a gradient
+            return super().forward(x) + noise
+
+    report = audit(Rounds(causal=True), make_vectors(), CAUSAL, level="all")
+    (influence,) = (test for test in report.tests if test.name == "influence")
+    assert influence.holds and "rounding" in influence.text, report
 
 
 def test_a_recording_has_the_tests_that_need_no_model():
@@ -121,3 +176,58 @@ def test_an_assertion_holds_the_report():
 def test_bad_input(batch, mask, said):
     with pytest.raises(ch.ClearheadError, match=said):
         audit(make_llama(), batch, mask)
+
+
+def test_known_findings_neither_fail_nor_hide_others():
+    model = make_llama(register_backend("causal alone"))
+    labels = [finding.label for finding in audit(model, PACKED, IN_DOCUMENTS).findings]
+    assert "layers.1: documents-mix" in labels
+    report = audit(model, PACKED, IN_DOCUMENTS, expect=[*labels, "layers.7: window-lost"])
+    assert report.ok and "no longer found: layers.7: window-lost" in str(report)
+    report = audit(model, PACKED, IN_DOCUMENTS, expect=[one for one in labels if "layers.1:" not in one])
+    assert [finding.label for finding in report.findings] == ["layers.1: documents-mix"]
+
+
+def test_both_inputs_of_an_encoder_decoder():
+    model, length = EncoderAndDecoder(True).bart.eval(), 9
+    batch = {"input_ids": IDS, "attention_mask": RIGHT, "decoder_input_ids": IDS[:, :length].flip(1)}
+    report = audit(model, batch, {"encoder": None, "decoder": CAUSAL, "cross": None}, level="all")
+    assert report.ok and [test.name for test in report.tests].count("influence") == 2, report
+    assert {"padding (input_ids)", "a later position (decoder_input_ids)"} < report.coverage.keys()
+    report = audit(model, batch, {"encoder": None, "decoder": None, "cross": None})
+    assert {finding.label for finding in report.findings if finding.test == "influence"} == {"outputs: inputs-ignored"}
+    window = {"encoder": ch.SlidingWindow(before=2, after=2), "decoder": CAUSAL, "cross": None}
+    codes = {finding.code for finding in audit(model, batch, window, inputs="decoder_input_ids").findings}
+    assert "window-lost" in codes
+
+
+def test_a_script_for_a_bug_report_shows_the_movement_without_clearhead():
+    model, batch = make_llama(), {**PACKED, "attention_mask": torch.ones_like(IDS)}
+    script = ch.models.make_bug_script(audit(model, batch, IN_DOCUMENTS), model, batch)
+    assert len(script.splitlines()) <= 30 and "clearhead" not in script
+    printed = []
+    exec(script, {"print": printed.append})
+    assert float(printed[0]) > 0.01
+    with pytest.raises(ch.ClearheadError, match="no finding"):
+        ch.models.make_bug_script(audit(model, PACKED, IN_DOCUMENTS), model, PACKED)
+
+
+def test_forward_passes_are_counted_on_the_way():
+    class Counted(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model, self.passes = make_llama(), 0
+
+        def forward(self, **batch):
+            self.passes += 1
+            return self.model(**batch)
+
+    model = Counted()
+    assert audit(model, PLAIN, CAUSAL, level="outputs").forwards == model.passes <= 11
+
+
+def test_the_ranks_of_a_spread_model_run_one_batch():
+    ranks = on_ranks(2, "ranks.audits:audit_spread_models")
+    assert ranks[0] == ranks[1]
+    for healthy, faulty in ranks[0].values():
+        assert healthy["ok"] and "documents-mix" in str(faulty)

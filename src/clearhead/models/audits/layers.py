@@ -13,6 +13,7 @@ from clearhead.models.audits.audited_model import replace_vectors
 from clearhead.models.audits.blocks import Block, locate_change
 from clearhead.models.audits.expectation import Expectation
 from clearhead.models.audits.gradient import compute_gradient
+from clearhead.models.audits.influence import describe_unmoved
 from clearhead.models.audits.movement import LEAK_CODES, Influence, measure_influence
 from clearhead.models.audits.probes import Positions, Probe, choose_probes
 from clearhead.models.audits.reachability import Reachability
@@ -26,7 +27,7 @@ def audit_layers(
 
     `count`: called with each run's share of a forward pass of the model.
     """
-    examined, findings, skipped = 0, [], []
+    examined, findings, skipped, still = 0, [], [], ""
     chosen: dict[Any, tuple[Reachability, Positions, list[Probe]]] = {}
     for block in blocks:
         expected = expectation.find_reach_of_block(block.name, block.hidden.shape[:2]) if block.can_run else None
@@ -57,13 +58,14 @@ def audit_layers(
         examined += 1
         finding = _judge(block, found, positions, seed)
         findings += [finding] if finding else []
+        still = still or _describe_unmoved(block, found)
     if findings:
-        text = f"{len(findings)} of {examined} blocks do not depend on what they should"
+        text = f"{len(findings)} of {examined} blocks depend on what they must not"
         return AuditTest("layer", False, text, tuple(findings))
     if not examined:
         return AuditTest("layer", None, "no block of the model could be run alone")
     left = f"; not examined: {', '.join(skipped[:3])}" if skipped else ""
-    return AuditTest("layer", True, f"each of {examined} blocks, run alone, depends on what it may{left}")
+    return AuditTest("layer", True, f"each of {examined} blocks, run alone, depends on what it may{left}{still}")
 
 
 def _judge(block: Block, found: Influence, positions: Positions, seed: int) -> AuditFinding | None:
@@ -75,9 +77,12 @@ def _judge(block: Block, found: Influence, positions: Positions, seed: int) -> A
         text = f"output {leak.output} depends on input {leak.source}, {relation}, {place}"
         code = LEAK_CODES.get(relation, "outputs-leak")
         return AuditFinding(code, "layer", text, module=block.name, heads=heads, output=leak.output, source=leak.source)
-    has_attention = any("att" in f"{name} {type(part).__name__}".lower() for name, part in block.module.named_modules())
-    if found.unmoved and has_attention:  # a convolution or a state need not reach so far
-        output = tuple(found.unmoved[0][1].nonzero()[0].tolist())
-        text = f"output {output} does not depend on inputs that it may attend to"
-        return AuditFinding("inputs-ignored", "layer", text, module=block.name, output=(output[0], output[1]))
     return None
+
+
+def _describe_unmoved(block: Block, found: Influence) -> str:
+    """A warning for a block with attention whose outputs stay; a convolution or a state need not reach so far."""
+    has_attention = any("att" in f"{name} {type(part).__name__}".lower() for name, part in block.module.named_modules())
+    if not found.unmoved or not has_attention:
+        return ""
+    return f"; warning: {block.name}: {describe_unmoved(found.unmoved[0][1])}"

@@ -27,7 +27,7 @@ Run = Callable[[Tensor | None], Tensor]  # the outputs (B, L, C) with the inputs
 Differentiate = Callable[[Tensor], Tensor | None]  # the gradient of some outputs, bool (B, L), for each input (B, L)
 
 
-@dataclass
+@dataclass(eq=False)
 class Leak:
     """Outputs that moved though none of the changed inputs may influence them.
 
@@ -48,12 +48,16 @@ class Influence:
     """What the forward passes of an influence test showed.
 
     `leaks`: largest first. `unmoved`: outputs (B, L) that stayed though a changed input should influence them, a list
-    by probe. `usual`: the median movement of outputs that may move, as a part of the size of the outputs.
+    by probe. `mixes`: whether any output moved with an input of another position. `usual`: the median movement of
+    outputs that may move, as a part of the size of the outputs. `rounding`: the largest movement that was left out
+    because it is rounding, as a part of the usual one.
     """
 
     leaks: list[Leak] = field(default_factory=list)
     unmoved: list[tuple[Probe, Tensor]] = field(default_factory=list)
+    mixes: bool = False
     usual: float = 0.0
+    rounding: float = 0.0
 
 
 def measure_influence(run: Run, differentiate: Differentiate, probes: list[Probe]) -> Influence:
@@ -70,13 +74,16 @@ def measure_influence(run: Run, differentiate: Differentiate, probes: list[Probe
             found.leaks.append(Leak(probe, leak, float(movement[leak].max())))
         if bool((probe.moving & ~moved).any()):
             found.unmoved.append((probe, probe.moving & ~moved))
+        same_positions = probe.changed if probe.changed.shape == moved.shape else torch.zeros_like(moved)
+        found.mixes |= bool((probe.moving & moved & ~same_positions).any())
         movements.append(movement[probe.moving & moved])
     all_moved = torch.cat(movements) if movements else torch.zeros(0, dtype=torch.float32, device="cpu")
     found.usual = float(all_moved.median()) if len(all_moved) else 0.0
     for one in found.leaks:
         one.size = one.size / found.usual if found.usual else math.inf
-    found.leaks = [one for one in found.leaks if not _is_rounding(one, differentiate)]
-    found.leaks.sort(key=lambda leak: -leak.size)
+    rounding = [one for one in found.leaks if _is_rounding(one, differentiate)]
+    found.rounding = max((one.size for one in rounding), default=0.0)
+    found.leaks = sorted((one for one in found.leaks if one not in rounding), key=lambda leak: -leak.size)
     if found.leaks:
         _trace(run, base, found.leaks[0])
     return found
@@ -85,7 +92,10 @@ def measure_influence(run: Run, differentiate: Differentiate, probes: list[Probe
 def _is_rounding(leak: Leak, differentiate: Differentiate) -> bool:
     if leak.size > LARGEST_ROUNDING:
         return False
-    gradient = differentiate(leak.probe.fixed)
+    try:
+        gradient = differentiate(leak.probe.fixed)
+    except Exception:  # not every model has a backward pass
+        return True
     return gradient is None or not bool((gradient[leak.probe.changed] != 0).any())
 
 
