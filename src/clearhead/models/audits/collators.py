@@ -15,6 +15,7 @@ from clearhead.masks.causal import Causal
 from clearhead.masks.documents import Documents
 from clearhead.models.audits.audit import audit, raise_findings
 from clearhead.models.audits.audit_report import AuditFinding, AuditReport, AuditTest, Level
+from clearhead.models.audits.audited_model import share_batch
 
 IGNORED = -100  # the label of a position that the loss leaves out
 Example = Mapping[str, Any]
@@ -124,7 +125,8 @@ def make_audit_callback(mask_of_batch: Callable[[Any], Mask | None], level: Leve
         """Audits the first batch of a training run."""
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-            model, batch = given["model"], next(iter(given["train_dataloader"]))
+            model = given["model"]
+            batch = share_batch(model, dict(next(iter(given["train_dataloader"]))))  # whose mask each rank expects
             device = next(model.parameters()).device
             inputs = {name: value.to(device) for name, value in batch.items() if isinstance(value, Tensor)}
             inputs.pop("labels", None)
