@@ -11,8 +11,8 @@ CODE = re.compile(r"[a-z]+(-[a-z]+)+")
 def test_each_code_has_a_row():
     written = set()
     for path in (ROOT / "src/clearhead/models/audits").glob("*.py"):
-        strings = (node.value for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Constant))
-        written |= {text for text in strings if isinstance(text, str) and CODE.fullmatch(text)}
+        constants = [node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Constant)]
+        written |= {node.value for node in constants if isinstance(node.value, str) and CODE.fullmatch(node.value)}
     assert len(written) > 30
     _, _, rows = (ROOT / "docs/guides/auditing.md").read_text("utf-8").partition("## What the codes mean")
     first_cells = (line.split("|")[1] for line in rows.splitlines() if line.startswith("| `"))
