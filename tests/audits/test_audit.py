@@ -15,6 +15,7 @@ from ranks.processes import on_ranks
 from audits.faults import CAUSAL, IDS, IN_DOCUMENTS, PACKED, PLAIN, RIGHT
 from audits.faulty_models import EncoderAndDecoder, HandWrittenGPT, make_llama, register_backend
 from clearhead.models.audits.audit import assert_attends, audit
+from clearhead.models.audits.audited_model import AuditedModel
 
 
 def results(report):
@@ -231,3 +232,30 @@ def test_the_ranks_of_a_spread_model_run_one_batch():
     assert ranks[0] == ranks[1]
     for healthy, faulty in ranks[0].values():
         assert healthy["ok"] and "documents-mix" in str(faulty)
+
+
+def test_padding_of_another_shape_is_an_error():
+    with pytest.raises(ch.ShapeError, match="padding has shape"):
+        audit(make_llama(), PLAIN, CAUSAL, padding=torch.ones(1, 5))
+
+
+@pytest.mark.parametrize(
+    "examine",
+    [
+        lambda: audit(ch.models.Recording([]), CAUSAL),
+        lambda: audit(lambda pixels: pixels, torch.rand(1, 3, 4, 4), CAUSAL),
+    ],
+)
+def test_an_audit_that_examined_nothing_is_an_error(examine):
+    with pytest.raises(ch.ClearheadError, match=r"holds no call|no test could examine the model"):
+        examine()
+
+
+def test_exchanged_ids_differ_and_occur_in_the_batch():
+    audited = AuditedModel(make_llama(), PLAIN, "input_ids", None, 0, lambda passes: None)
+    changed = torch.arange(IDS.numel()).view(IDS.shape) % 3 == 0
+    for seed in range(20):
+        audited.seed = seed
+        other = audited.replace_ids(changed)
+        assert torch.equal(other != IDS, changed)
+        assert set(other.flatten().tolist()) <= set(IDS.flatten().tolist())

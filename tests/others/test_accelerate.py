@@ -1,5 +1,7 @@
 """Models whose weights accelerate keeps elsewhere: the tools say the same as of the model itself."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from merged import assert_same_numbers, llama
@@ -28,8 +30,8 @@ def test_a_trainer_ends_where_its_first_batch_does_not_attend_as_expected(packs,
     from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments
 
     def expect(batch):
-        lengths = (batch["position_ids"][0] == 0).nonzero()[:, 0].tolist() + [batch["position_ids"].shape[1]]
-        return ch.Causal() & ch.Documents.from_lengths([b - a for a, b in zip(lengths, lengths[1:], strict=False)])
+        borders = [*(batch["position_ids"][0] == 0).nonzero()[:, 0].tolist(), batch["position_ids"].shape[1]]
+        return ch.Causal() & ch.Documents.from_lengths([stop - start for start, stop in pairwise(borders)])
 
     def collate(examples):
         batch = DataCollatorWithFlattening()(examples)
@@ -38,7 +40,9 @@ def test_a_trainer_ends_where_its_first_batch_does_not_attend_as_expected(packs,
     examples = [{"input_ids": [5 + i, 6, 7, 8 + i]} for i in range(6)]
     options = TrainingArguments(str(tmp_path), max_steps=1, report_to=[], use_cpu=True, disable_tqdm=True, seed=1)
     callback = ch.models.make_audit_callback(expect)
-    config = LlamaConfig(vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
+    config = LlamaConfig(
+        vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2
+    )
     trainer = Trainer(LlamaForCausalLM(config), options, collate, examples, callbacks=[callback])
     if packs:
         trainer.train()

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from clearhead.base.arrays import Array
-from clearhead.base.errors import ClearheadError
+from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.models.audits.arguments import (
+    AuditOptions,
+    Model,
+    OutputPicker,
+    validate_arguments,
+    validate_labels,
+    validate_level,
+)
 from clearhead.models.audits.audit_report import AuditReport, AuditTest, Level
 from clearhead.models.audits.audited_model import DECODER_INPUTS, AuditedModel, find_inputs, share_batch
 from clearhead.models.audits.blocks import Block, record_blocks
@@ -24,6 +32,7 @@ from clearhead.models.audits.influence import audit_influence
 from clearhead.models.audits.layers import audit_layers
 from clearhead.models.audits.probes import Positions, choose_probes
 from clearhead.models.audits.sameness import audit_sameness
+from clearhead.models.interception.padding import checked
 from clearhead.models.recording import Recording
 from clearhead.models.recordings.attention_call import AttentionCall
 from clearhead.models.surveys.run import bar
@@ -35,14 +44,14 @@ TESTS = ["given", "computed", "influence", "layer", "gradient", "same"]  # as a 
 
 
 def audit(
-    model: Any,
-    batch: Any = None,
+    model: Model | Recording,
+    batch: object = None,
     mask: Expected = None,
     *,
     padding: Array | None = None,
     level: Level = "layers",
     inputs: str | None = None,
-    output: Callable[[Any], Tensor] | None = None,
+    output: OutputPicker | None = None,
     seed: int = 0,
     expect: Sequence[str] = (),
 ) -> AuditReport:
@@ -97,8 +106,11 @@ def audit(
     Over several ranks, with `DistributedDataParallel` or FSDP2, call it on every rank: all run the batch of rank 0, and
     return the same report.
     """
+    validate_level(level)
+    known = validate_labels(expect)
     if isinstance(model, Recording):
-        return replace(_audit_recording(model, batch), known=tuple(expect))
+        return replace(_audit_recording(model, batch), known=known)
+    validate_arguments(model, batch, inputs, output, seed)
     batch = share_batch(model, batch)
     names = find_inputs(batch) if inputs is None else [inputs]
     with bar(FORWARDS[level] * len(names), "forward passes") as progress:
@@ -119,12 +131,16 @@ def audit(
             coverage |= {f"{name} ({audited.name})" if others else name: share for name, share in shares.items()}
         if level != "outputs" and isinstance(model, nn.Module):
             tests.append(audit_layers(blocks, expectation, PROBES, seed, first.count))
+    if all(test.holds is None for test in tests):
+        raise ClearheadError(f"audit: no test could examine the model: {'; '.join(test.text for test in tests)}")
     tests.sort(key=lambda test: TESTS.index(test.name))
     forwards = round(sum(audited.forwards for audited in (first, *others)))
-    return AuditReport(expectation.text, level, tests, coverage, forwards, tuple(expect))
+    return AuditReport(expectation.text, level, tests, coverage, forwards, known)
 
 
-def assert_attends(model: Any, batch: Any = None, mask: Expected = None, **options: Any) -> None:
+def assert_attends(
+    model: Model | Recording, batch: object = None, mask: Expected = None, **options: Unpack[AuditOptions]
+) -> None:
     """Raise an AssertionError with the report, unless `audit(model, batch, mask, **options)` has no finding.
 
     >>> import torch, clearhead as ch
@@ -163,9 +179,11 @@ def _audit_whole(
     return tests, coverage.shares
 
 
-def _audit_recording(recording: Recording, mask: Expected) -> AuditReport:
+def _audit_recording(recording: Recording, mask: Any) -> AuditReport:
     """The tests that need no model: given, and computed where the values were recorded."""
     calls = pair_with_masks(recording.calls, mask)
+    if not calls:
+        raise ClearheadError("audit: the recording holds no call.")
     tests = [audit_given(calls)]
     if all(call.value is not None and call.outcome is not None for call, _ in calls):
         tests.append(audit_computed(calls))
@@ -212,15 +230,20 @@ def _find_tokens(audited: AuditedModel, padding: Array | None) -> tuple[Tensor, 
     By the argument `padding`, or by the attention masks of the batch.
     """
     batch = audited.batch if isinstance(audited.batch, Mapping) else {}
-    names = find_inputs(batch) if batch else [""]
+    names = find_inputs(audited.batch, audited.name)
+    own_shape = tuple(batch[names[0]].shape[:2]) if batch else audited.shape
 
     def read(mask: Any, shape: tuple[int, int]) -> Tensor:
         if mask is None or tuple(mask.shape) != shape:
             return torch.ones(shape, dtype=torch.bool, device="cpu")
         return torch.as_tensor(mask).cpu() != 0
 
-    own = batch.get("attention_mask") if padding is None else padding
+    own = batch.get("attention_mask")
+    if padding is not None and names[0] not in DECODER_INPUTS:
+        own = checked(padding)
+        if tuple(own.shape) != own_shape:
+            raise ShapeError(f"audit: padding has shape {tuple(own.shape)}; expected (B, L) = {own_shape}.")
     if names[-1] not in DECODER_INPUTS:
         return read(own, audited.output_shape), None
     tokens = read(batch.get("decoder_attention_mask"), audited.output_shape)
-    return tokens, read(own, tuple(batch[names[0]].shape[:2])) if len(names) == 2 else None
+    return tokens, read(own, own_shape) if len(names) == 2 else None

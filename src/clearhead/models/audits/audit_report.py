@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from clearhead.base.output.text import said
 
@@ -91,7 +91,7 @@ class AuditReport:
             )
         return "Examine positions and the cache: the same tokens give other outputs."
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The report as plain values, for JSON."""
         return {
             "ok": self.ok,

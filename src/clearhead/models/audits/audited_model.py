@@ -13,7 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.torch_state.tensor_kind import is_dtensor
-from clearhead.base.torch_state.torch_private import tree_map_only
+from clearhead.base.torch_state.torch_private import tree_map_only, uncompiled
+from clearhead.models.audits.arguments import validate_input
 from clearhead.models.model_calls import call_model
 
 INPUTS = ("input_ids", "inputs_embeds", "input_features", "input_values", "pixel_values", "hidden_states", "x", "src")
@@ -42,6 +43,7 @@ class AuditedModel:
     ) -> None:
         self.model, self.batch, self.name, self.seed = model, batch, name, seed
         self._output, self._advance, self.forwards = output, advance, 0.0
+        validate_input(self.inputs)
 
     @property
     def objection(self) -> str:
@@ -55,10 +57,8 @@ class AuditedModel:
     def inputs(self) -> Tensor:
         """The tensor that is changed: ids (B, L), or vectors (B, L, C)."""
         batch = self.batch
-        found = batch[self.name] if isinstance(batch, Mapping) else batch[0] if isinstance(batch, tuple) else batch
-        if not isinstance(found, Tensor):
-            raise ClearheadError(f"audit: the input is a {type(found).__name__}; expected a tensor of ids or vectors.")
-        return found
+        found: Tensor = batch[self.name] if isinstance(batch, Mapping) else batch
+        return found[0] if isinstance(batch, tuple) and batch else found
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -68,18 +68,14 @@ class AuditedModel:
     @property
     def output_shape(self) -> tuple[int, int]:
         """(B, L) of the outputs: of a decoder, where the changed input is an encoder's."""
-        last = find_inputs(self.batch)[-1] if isinstance(self.batch, Mapping) else ""
+        last = find_inputs(self.batch, self.name)[-1]
         inputs = self.batch[last] if last in DECODER_INPUTS else self.inputs
         return inputs.shape[0], inputs.shape[1]
 
     @property
     def reads_encoder(self) -> bool:
         """Whether the changed input is an encoder's, and the outputs are a decoder's."""
-        return (
-            self.name not in DECODER_INPUTS
-            and isinstance(self.batch, Mapping)
-            and find_inputs(self.batch)[-1] in DECODER_INPUTS
-        )
+        return self.name not in DECODER_INPUTS and find_inputs(self.batch, self.name)[-1] in DECODER_INPUTS
 
     @property
     def has_ids(self) -> bool:
@@ -218,15 +214,18 @@ def find_output(result: Any, shape: tuple[int, int]) -> Tensor:
     )
 
 
-def find_inputs(batch: Any) -> list[str]:
-    """The names of the inputs to change: of an encoder, of a decoder, or of both. A batch without names gives [""]."""
+def find_inputs(batch: Any, named: str | None = None) -> list[str]:
+    """The names of the inputs to change: of an encoder, of a decoder, or of both. A batch without names gives [""].
+
+    `named`: the input that the caller named, where none of the names is known.
+    """
     if not isinstance(batch, Mapping):
         return [""]
     given = {name for name, value in batch.items() if isinstance(value, Tensor)}
     found = [name for names in (INPUTS, DECODER_INPUTS) for name in [one for one in names if one in given][:1]]
-    if not found:
+    if not found and named is None:
         raise ClearheadError(f'audit: none of the inputs {", ".join(map(str, batch))} is known. Name it: inputs="...".')
-    return found
+    return found or [str(named)]
 
 
 def share_batch(model: Any, batch: Any) -> Any:
@@ -245,7 +244,7 @@ def share_batch(model: Any, batch: Any) -> Any:
 
 def unwrap_model(model: Any) -> Any:
     """The model that `DistributedDataParallel` or `torch.compile` has wrapped."""
-    model = getattr(model, "_orig_mod", model)
+    model = uncompiled(model) if isinstance(model, nn.Module) else model
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 

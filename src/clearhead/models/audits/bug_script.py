@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
+from clearhead.models.audits.arguments import Model
 from clearhead.models.audits.audit_report import AuditReport
 from clearhead.models.audits.audited_model import AuditedModel, find_inputs, unwrap_model
+from clearhead.models.interception.transformers_private import named_backend
 
 
-def make_bug_script(report: AuditReport, model: Any, batch: Mapping[str, Any]) -> str:
+def make_bug_script(report: AuditReport, model: Model, batch: Mapping[str, object]) -> str:
     """Write the first finding that names an input and an output as a script of at most 30 lines.
 
     >>> import torch, clearhead as ch
@@ -75,9 +77,9 @@ def _make_model(model: Any) -> list[str]:
     kind, config = type(model).__name__, getattr(model, "config", None)
     if config is None or not type(model).__module__.startswith("transformers."):
         return [f"model = ...  # a {kind}, in eval mode"]
-    left_out = ("transformers_version", "architectures", "dtype", "_name_or_path", "model_type")
-    settings = {key: value for key, value in config.to_diff_dict().items() if key not in left_out}
-    given = {**settings, "attn_implementation": config._attn_implementation}
+    left_out = ("transformers_version", "architectures", "dtype", "model_type")
+    settings = {key: value for key, value in config.to_diff_dict().items() if key not in left_out and key[0] != "_"}
+    given = {**settings, "attn_implementation": named_backend(config)}
     return [
         f"from transformers import {type(config).__name__}, {kind}",
         "torch.manual_seed(0)",

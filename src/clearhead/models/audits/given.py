@@ -214,7 +214,7 @@ def _describe(call: AttentionCall, expected: Mask, what: str, row: WorstRow) -> 
     which = f"key {first}" if first == last else f"{len(row.keys)} keys of {first} … {last}, most to key {row.most}"
     verb = "goes" if what == "leaked" else "should go"
     return (
-        f"backend {call.backend}, run {call.run}: the mask was {given}; expected {describe_mask(expected)}.\n"
+        f"backend {call.backend}, run {call.run}: given {given}; expected {describe_mask(expected)}.\n"
         f"Head {row.head}, query {row.query} of sequence {row.sequence}: "
         f"{row.share:.3g} of the softmax {verb} to {which}."
     )
