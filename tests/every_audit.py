@@ -1,4 +1,4 @@
-"""Audit every architecture of transformers that reads ids, and write docs/audited_models.md.
+"""Audit every architecture of transformers that is built small, and write docs/audited_models.md.
 
 .venv/bin/python tests/every_audit.py STATE                 # all that STATE, a file, does not hold yet
 .venv/bin/python tests/every_audit.py STATE llama opt       # these
@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 SECONDS = 240  # of processor time for one architecture
-CASES = "plain", "right padding", "left padding", "packed"
+MEMORY = 8 << 30  # bytes for one architecture, beyond what its libraries have
 
 
 def main() -> int:
@@ -32,19 +32,21 @@ def main() -> int:
     os.environ.update(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1")
     rows = read_state(asked.state)
     if asked.write:
-        from audits.table import write_table
+        from audits.table import write_page
 
-        write_table(rows)
+        write_page(rows)
         return 0
     import torch
     import transformers
-    from audits.architectures import find_kind
-    from zoo.registry import names
+    from audits import architectures  # noqa: F401  imported once, before the forks
+    from audits.table import list_built
+    from zoo.registry import model_class
 
     torch.set_num_threads(1)  # before the forks
     transformers.utils.logging.set_verbosity_error()
+    model_class("bert")  # imports what all models share, once
     done = {row["name"] for row in rows}
-    chosen = asked.names or [name for name in names() if find_kind(name) is not None and name not in done]
+    chosen = asked.names or [name for name in list_built() if name not in done]
     context = multiprocessing.get_context("fork")
     for number, name in enumerate(chosen, 1):
         receiver, sender = context.Pipe(duplex=False)
@@ -70,13 +72,22 @@ def read_state(path: Path) -> list[dict]:
 
 
 def summarise(row: dict) -> str:
-    found = {case: ", ".join(sorted({code for _, code, _ in what["findings"]})) for case, what in row["cases"].items()}
-    return "; ".join(f"{case}: {codes or 'ok'}" for case, codes in found.items())
+    return "; ".join(f"{case}: {summarise_case(found)}" for case, found in row["cases"].items())
+
+
+def summarise_case(found: dict) -> str:
+    if "error" in found:
+        return found["error"][:80]
+    codes = sorted({code for _, code, *_ in found["findings"]}) + [f"once {code}" for _, code, *_ in found["once"]]
+    return ", ".join(codes) or "ok"
 
 
 def run_one(name: str, sender: multiprocessing.connection.Connection) -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    with open("/proc/self/statm") as file:
+        taken = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY,) * 2)
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     from audits.architectures import audit_architecture
 
     try:

@@ -4,42 +4,135 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from transformers.models.auto import modeling_auto
 from zoo.registry import config_class
-from zoo.trial import small_model
+from zoo.trial import NotBuiltError, small_model
 
 import clearhead as ch
+from clearhead.masks.base import Mask, all_keys
 from clearhead.models.audits.audit import audit
+from clearhead.models.audits.audit_report import AuditReport
+from clearhead.models.audits.audited_model import DECODER_INPUTS, INPUTS
+from clearhead.problem._recorded import RecordedMask
 
-# Which inputs an output may depend on, where transformers' own mapping of tasks says another thing; with the source.
-KINDS = {
-    "xlnet": ("full", "Yang et al. 2019: permutations are masked by perm_mask alone, which no batch here has"),
-    "clip_text_model": ("causal", "Radford et al. 2021: the text encoder is a causal transformer"),
-    "blip_text_model": ("full", "Li et al. 2022: the text encoder is BERT's"),
-}
+SEEDS = 0, 1  # a finding of the first is repeated with the others
+DOCUMENT = 5  # positions of the first of two packed documents
+KEPT = 2  # findings of each test that are kept
+
+
+class Group(NamedTuple):
+    """Architectures whose mask has one source.
+
+    `kind`: "causal", "full" or "seq2seq"; "causal beside other keys", where some keys are no positions; "given" where
+    no mask is known.
+    """
+
+    kind: str
+    source: str
+    names: tuple[str, ...] = ()
+
+
+# Which inputs an output may depend on, where transformers' mappings of tasks say another thing or nothing.
+GROUPS = (
+    Group("full", "XLNet (Yang et al. 2019): `perm_mask` alone hides keys, and no batch here has one", ("xlnet",)),
+    Group("full", "the configuration's `is_decoder`, which is False", ("bert-generation",)),
+    Group("full", "the model's forward: every word is context, and context is always attended to", ("cpmant",)),
+    Group(
+        "causal beside other keys",
+        "the configuration's `layer_types`: causal, and beside it compressed keys of groups of earlier positions",
+        ("deepseek_v4",),
+    ),
+    Group("given", "none: self attention and cross attention are one softmax", ("t5gemma2",)),
+    Group("given", "none: a causal encoder, and a canvas whose positions attend to each other", ("diffusion_gemma",)),
+    Group(
+        "causal",
+        "CLIP (Radford et al. 2021): the text encoder is a causal transformer",
+        (
+            "clip", "clip_text_model", "clipseg", "clipseg_text_model", "metaclip_2", "metaclip_2_text_model", "owlvit",
+            "owlvit_text_model", "owlv2", "owlv2_text_model", "xclip", "xclip_text_model", "groupvit",
+            "groupvit_text_model", "aimv2", "aimv2_text_model",
+        ),
+    ),
+    Group(
+        "full",
+        "BERT (Devlin et al. 2019), whose encoder this model has for words",
+        (
+            "blip_text_model", "align", "align_text_model", "altclip", "altclip_text_model", "chinese_clip",
+            "chinese_clip_text_model", "clap", "clap_text_model", "bridgetower_text_model", "dpr", "flava_text_model",
+            "visual_bert", "vilt",
+        ),
+    ),
+    Group(
+        "full",
+        "SigLIP (Zhai et al. 2023): the text encoder has no causal mask",
+        ("siglip", "siglip_text_model", "siglip2", "siglip2_text_model"),
+    ),
+    Group("full", "the model's documentation: an encoder", ("embedding_gemma2", "embedding_gemma2_text")),
+    Group("full", "Splinter (Ram et al. 2021): BERT's encoder", ("splinter",)),
+    Group("full", "TIPS (Maninis et al. 2025): a bidirectional text encoder", ("tipsv2", "tipsv2_text_model")),
+    Group("causal", "CLVP's documentation: the decoder is GPT-2's", ("clvp_decoder",)),
+    Group("causal", "MusicGen (Copet et al. 2023): an autoregressive decoder", ("musicgen_decoder",)),
+    Group("causal", "Kosmos-2 (Peng et al. 2023): a causal decoder", ("kosmos_2_text_model", "kosmos_2_5_text_model")),
+    Group("causal", "Step-3.5's documentation: a causal decoder", ("step3p5",)),
+)  # fmt: skip
+# The source of a mask is the first of transformers' mappings of tasks that has an architecture.
 MAPPINGS = (
     ("seq2seq", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING"),
     ("full", "MODEL_FOR_MASKED_LM_MAPPING"),
     ("causal", "MODEL_FOR_CAUSAL_LM_MAPPING"),
+    ("causal", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING"),
+    ("causal", "MODEL_FOR_MULTIMODAL_LM_MAPPING"),
+    ("full", "MODEL_FOR_QUESTION_ANSWERING_MAPPING"),
+    ("full", "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING"),
 )
+UNKNOWN = Group("given", "none: the masks that its attention is given")
 
 
-def find_kind(name: str) -> tuple[str, str] | None:
-    """ "causal", "full" or "seq2seq", and the source; None for an architecture without a known mask."""
-    if name in KINDS:
-        return KINDS[name]
-    config = config_class(name)
-    for kind, mapping in MAPPINGS:
-        if config in getattr(modeling_auto, mapping):
-            return kind, f"transformers' {mapping}"
-    return None
+def find_group(name: str) -> Group:
+    """The kind of mask of an architecture, and its source."""
+    for group in GROUPS:
+        if name in group.names:
+            return group._replace(names=())
+    for one in dict.fromkeys((name, name.removesuffix("_text"), name.removesuffix("_text_model"))):
+        try:
+            config = config_class(one)
+        except KeyError:
+            continue
+        for kind, mapping in MAPPINGS:
+            if config in getattr(modeling_auto, mapping):
+                beside = "" if one == name else f", of the model that `{name}` is the language model of"
+                return Group(kind, f"transformers' `{mapping}`{beside}")
+    return UNKNOWN
 
 
-def expect_in_encoder_decoder(call: Any) -> Any:
-    return None if call.kind == "cross" or call.layer.stack == "encoder" else ch.Causal()
+def make_mask(kind: str, batch: dict[str, Any], documents: Mask | None = None) -> Any:
+    """The expected mask of a batch: of the attention among words; other attention is not judged."""
+    words = None if kind in ("full", "given") else ch.Causal()
+    if words is not None and documents is not None:
+        words = words & documents
+    ids = next((batch[name] for name in ("input_ids", *DECODER_INPUTS) if name in batch), None)
+    length = None if ids is None else ids.shape[1]
+    if kind in ("causal", "full") and not any(name in batch for name in INPUTS[1:]):
+        return words
+
+    def expect(call: Any) -> Any:
+        in_encoder = "encoder" in call.layer.stack.split(".")
+        if kind == "seq2seq" and (in_encoder or (call.kind == "cross" and "decoder_input_ids" in batch)):
+            return None
+        is_of_words = call.kind == "self" and call.shape[-2:] == (length, length)
+        return words if kind != "given" and is_of_words else get_given_mask(call)
+
+    return expect
+
+
+def get_given_mask(call: Any) -> Mask:
+    """The mask that an attention call was given."""
+    problem = call.problem
+    return RecordedMask(all_keys(problem.sizes) if problem.spans is None else problem.spans, problem.sizes)
 
 
 def make_cases(model: Any, batch: dict[str, Any], kind: str) -> dict[str, tuple[dict[str, Any], Any]]:
@@ -47,40 +140,58 @@ def make_cases(model: Any, batch: dict[str, Any], kind: str) -> dict[str, tuple[
     known = inspect.signature(model.forward).parameters
     if "use_cache" in known:
         batch = {**batch, "use_cache": False}
-    rows, length = batch["input_ids"].shape
-    mask = {"causal": ch.Causal(), "full": None, "seq2seq": expect_in_encoder_decoder}[kind]
+    mask = make_mask(kind, batch)
     cases = {"plain": (batch, mask)}
+    ids = batch.get("input_ids")
+    if ids is None or ids.ndim != 2:
+        return cases
+    rows, length = ids.shape
     if "attention_mask" in known:
         tokens = torch.ones(rows, length, dtype=torch.long)
         tokens[-1, -4:] = 0
         cases["right padding"] = {**batch, "attention_mask": tokens}, mask
         cases["left padding"] = {**batch, "attention_mask": tokens.flip(1).contiguous()}, mask
-    if kind == "causal" and "position_ids" in known:
-        positions = torch.cat([torch.arange(5), torch.arange(length - 5)]).expand(rows, -1).contiguous()
+    if kind.startswith("causal") and "position_ids" in known:
+        positions = torch.cat([torch.arange(DOCUMENT), torch.arange(length - DOCUMENT)]).expand(rows, -1).contiguous()
         unmasked = {name: value for name, value in batch.items() if name != "attention_mask"}
-        documents = ch.Documents.from_lengths([5, length - 5])
-        cases["packed"] = {**unmasked, "position_ids": positions}, ch.Causal() & documents
+        documents = ch.Documents.from_lengths([DOCUMENT, length - DOCUMENT])
+        cases["packed"] = {**unmasked, "position_ids": positions}, make_mask(kind, batch, documents)
     return cases
 
 
 def audit_architecture(name: str) -> dict[str, Any]:
-    """The findings for each batch, and which tests could not examine the model."""
+    """What each test says of each batch, as plain values."""
     warnings.simplefilter("ignore")
-    kind, source = find_kind(name) or ("full", "unknown")
-    torch.manual_seed(0)
-    model, runs = small_model(name)
-    batch = dict(runs[0])
-    if "input_ids" not in batch or batch["input_ids"].ndim != 2:
-        return {"name": name, "error": "it reads no ids"}
+    kind, source, _ = find_group(name)
     row: dict[str, Any] = {"name": name, "kind": kind, "source": source, "cases": {}}
-    for case, (given, mask) in make_cases(model, batch, kind).items():
-        try:
-            report = audit(model, given, mask, level="all" if case == "plain" else "layers")
-        except ch.ClearheadError as error:
-            row["cases"][case] = {"findings": [], "not examined": [], "error": str(error)[:200]}
-            continue
-        row["cases"][case] = {
-            "findings": [(f.test, f.code, f.text) for f in report.findings],
-            "not examined": [test.name for test in report.tests if test.holds is None],
-        }
+    torch.manual_seed(0)
+    try:
+        model, runs = small_model(name)
+    except NotBuiltError as error:
+        return {**row, "error": f"not built: {error}"}
+    for case, (given, mask) in make_cases(model, dict(runs[0]), kind).items():
+        row["cases"][case] = audit_repeatedly(model, given, mask, case)
     return row
+
+
+def audit_repeatedly(model: Any, batch: dict[str, Any], mask: Any, case: str) -> dict[str, Any]:
+    """The result of an audit, with the findings that another seed gives too, and those that it does not give."""
+
+    def run(seed: int) -> AuditReport:
+        copied = {name: value.clone() if isinstance(value, Tensor) else value for name, value in batch.items()}
+        return audit(model, copied, mask, level="all" if case == "plain" else "layers", seed=seed)
+
+    try:
+        report = run(SEEDS[0])
+        repeated = [run(seed) for seed in SEEDS[1:]] if report.findings else []
+    except Exception as error:  # a model may raise anything
+        first = next(iter(str(error).splitlines()), "")
+        return {"error": first if isinstance(error, ch.ClearheadError) else f"{type(error).__name__}: {first}"}
+    codes = [{(finding.test, finding.code) for finding in other.findings} for other in repeated]
+    found: dict[str, list[Any]] = {"findings": [], "once": []}
+    for finding in report.findings:
+        same = all((finding.test, finding.code) in others for others in codes)
+        kept = found["findings" if same else "once"]
+        if sum(other[0] == finding.test for other in kept) < KEPT:
+            kept.append([finding.test, finding.code, finding.module, finding.text.splitlines()[0]])
+    return {"tests": {test.name: [test.holds, test.text[:300]] for test in report.tests}, **found}

@@ -10,9 +10,10 @@ import clearhead as ch
 
 pytest.importorskip("transformers", reason="the extra [models] is not installed")
 
+import transformers
 from ranks.processes import on_ranks
 
-from audits.faults import CAUSAL, IDS, IN_DOCUMENTS, PACKED, PLAIN, RIGHT
+from audits.faults import CAUSAL, IDS, IN_DOCUMENTS, PACKED, PLAIN, RIGHT, expect_of_bart
 from audits.faulty_models import EncoderAndDecoder, HandWrittenGPT, make_llama, register_backend
 from clearhead.models.audits.audit import assert_attends, audit
 from clearhead.models.audits.audited_model import AuditedModel
@@ -114,6 +115,47 @@ def test_rounding_is_named_and_no_finding():
     report = audit(Rounds(causal=True), make_vectors(), CAUSAL, level="all")
     (influence,) = (test for test in report.tests if test.name == "influence")
     assert influence.holds and "rounding" in influence.text, report
+
+
+def make_whisper():
+    config = transformers.WhisperConfig(
+        vocab_size=50, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32, num_mel_bins=8, max_source_positions=16,
+        pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=3,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.WhisperModel(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight *= 10 if weight.ndim > 1 else 1  # so that each input matters
+    return model
+
+
+def test_a_piece_of_a_batch_is_run_with_the_features_of_its_own_sequence():
+    features = torch.randn(2, 8, 32, generator=torch.Generator().manual_seed(0))
+    batch = {"input_features": features, "decoder_input_ids": IDS % 40 + 5}
+    report = audit(make_whisper(), batch, expect_of_bart, level="all")
+    (same,) = (test for test in report.tests if test.name == "same")
+    assert same.holds and "(alone" in same.text, report
+
+
+def test_keys_of_two_kinds_in_one_softmax_are_not_examined():
+    class Merged(torch.nn.Module):
+        """The decoder attends to the encoder's outputs and to its own positions at once."""
+
+        def __init__(self):
+            super().__init__()
+            self.embedding = torch.nn.Embedding(200, 8)
+            self.decoder = torch.nn.ModuleList([torch.nn.MultiheadAttention(8, 2, batch_first=True)])
+
+        def forward(self, input_ids, decoder_input_ids):
+            encoded, own = self.embedding(input_ids), self.embedding(decoder_input_ids)
+            keys = torch.cat([own, encoded], 1)
+            return own + self.decoder[0](own, keys, keys)[0]
+
+    batch = {"input_ids": IDS, "decoder_input_ids": IDS.flip(1).contiguous()}
+    report = audit(Merged(), batch, None)
+    assert [test.holds for test in report.tests if test.name == "influence"] == [None, True], report
 
 
 def test_a_recording_has_the_tests_that_need_no_model():
