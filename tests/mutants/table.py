@@ -964,8 +964,8 @@ AUDITS = [
     ),
     Mutant(
         "models/audits/influence.py",
-        "probes)\n        findings += _judge(audited, found, positions,",
-        "probes)\n        findings += [] and _judge(audited, found, positions,",
+        "probes)\n        findings += _judge_leaks(audited, found, positions,",
+        "probes)\n        findings += [] and _judge_leaks(audited, found, positions,",
         "audit: outputs may move when vectors change",
         "audits/test_audit.py",
     ),
