@@ -273,7 +273,7 @@ def test_forward_passes_are_counted_on_the_way():
 
 
 def test_the_ranks_of_a_spread_model_run_one_batch():
-    ranks = on_ranks(2, "ranks.audits:audit_spread_models")
+    ranks = on_ranks(2, "ranks.audited_models:audit_spread_models")
     assert ranks[0] == ranks[1]
     for healthy, faulty in ranks[0].values():
         assert healthy["ok"] and "documents-mix" in str(faulty)

@@ -957,8 +957,8 @@ AUDITS = [
     ),
     Mutant(
         "models/audits/given.py",
-        "if not worst[1].share <= TOLERANCE:",
-        "if worst[1].share > TOLERANCE:",
+        "if not row.share <= TOLERANCE:",
+        "if row.share > TOLERANCE:",
         "audit: a call whose shares are NaN was given the expected mask",
         "models/test_given_masks.py",
     ),

@@ -14,7 +14,7 @@ import torch
 
 from clearhead.base.errors import ClearheadError
 from clearhead.base.output.text import printable
-from clearhead.cli.texts import checked, model_of
+from clearhead.cli.texts import checked, is_causal, model_of
 from clearhead.masks.base import Mask
 from clearhead.masks.causal import Causal
 from clearhead.masks.documents import Documents
@@ -27,7 +27,9 @@ FORWARDS = {"outputs": 9, "layers": 16, "all": 30}  # about so many, for the est
 
 def run(options: argparse.Namespace) -> int:
     """`clearhead audit` with these options. Returns 0 where the model attends as expected, and 1 where not."""
-    model, tokenizer, folder = model_of(options, head=None)
+    model, tokenizer, folder = model_of(options, head=False)
+    if model.config.is_encoder_decoder:
+        raise ClearheadError(f"clearhead audit: {type(model).__name__} has two stacks; expected a model of one.")
     texts = [checked(text, f"text {number}") for number, text in enumerate(options.text, 1)]
     with quiet():
         batch, lengths = make_batch(tokenizer, texts, options.max_length, options.packed)
@@ -68,7 +70,7 @@ def make_mask(options: argparse.Namespace, lengths: list[int], model: Any) -> Ma
     """The expected mask that the options name; None for every key."""
     if options.window is not None and options.window < 1:
         raise ClearheadError(f"--window is {options.window}; expected how many keys a query sees, 1 or more.")
-    causal = (options.mask or ("causal" if model.can_generate() else "full")) == "causal"
+    causal = (options.mask or ("causal" if is_causal(model.config) else "full")) == "causal"
     parts: list[Mask] = [Causal()] if causal else []
     if options.window is not None:
         parts.append(SlidingWindow(before=options.window - 1))

@@ -174,7 +174,12 @@ def _audit_whole(
         positions = Positions(expectation.find_reach(), expectation.tokens)
     probes, coverage = choose_probes(positions, PROBES, torch.Generator().manual_seed(audited.seed))
     differentiate = partial(_differentiate, audited)
-    tests = [audit_influence(audited, differentiate, positions, probes, PROBES)]
+    try:
+        tests = [audit_influence(audited, differentiate, positions, probes, PROBES)]
+    except ShapeError as error:
+        if audited.picks_output:
+            raise
+        return [AuditTest("influence", None, str(error).removeprefix("audit: ").replace("\n", " "))], {}
     if level == "all" and isinstance(audited.model, nn.Module):
         tests.append(audit_gradient(differentiate, positions, probes))
         if not audited.reads_encoder:  # the outputs have no pieces that belong to pieces of the inputs

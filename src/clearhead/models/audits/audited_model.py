@@ -78,6 +78,11 @@ class AuditedModel:
         return self.name not in DECODER_INPUTS and find_inputs(self.batch, self.name)[-1] in DECODER_INPUTS
 
     @property
+    def picks_output(self) -> bool:
+        """Whether the caller says which tensor the outputs are."""
+        return self._output is not None
+
+    @property
     def has_ids(self) -> bool:
         return not self.inputs.is_floating_point()
 

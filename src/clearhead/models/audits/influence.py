@@ -47,11 +47,14 @@ def audit_influence(
         still, rounding = found.unmoved, max(rounding, found.rounding)
     except ClearheadError as error:
         notes.append(f"embeddings not changed: {str(error).splitlines()[0]}")
-    if still and found.mixes:
-        text, place = describe_unmoved(still[0][1]), still[0][1].nonzero()[0].tolist()
-        findings.append(AuditFinding("inputs-ignored", "influence", text, output=(place[0], place[1])))
-    elif still:
-        notes.append(f"warning: {describe_unmoved(still[0][1])}")
+    if still:
+        probe, outputs = still[0]
+        if found.mixes and _has_no_gradient(differentiate, probe, outputs):
+            place = outputs.nonzero()[0].tolist()
+            text = describe_unmoved(outputs)
+            findings.append(AuditFinding("inputs-ignored", "influence", text, output=(place[0], place[1])))
+        else:
+            notes.append(f"warning: {describe_unmoved(outputs)}")
     first = {finding.code: finding for finding in reversed(findings)}  # one finding of each code
     told = f" ({'; '.join(notes)})" if notes else ""
     if findings:
@@ -89,11 +92,20 @@ def _judge_leaks(audited: AuditedModel, found: Influence, positions: Positions, 
     return [AuditFinding(code, "influence", text, output=leak.output, source=leak.source)]
 
 
+def _has_no_gradient(differentiate: Differentiate, probe: Probe, outputs: Tensor) -> bool:
+    """Whether outputs that stayed don't depend on the changed inputs; else their weights are below rounding."""
+    try:
+        gradient = differentiate(outputs)
+    except Exception:  # not every model has a backward pass
+        return False
+    return gradient is not None and not bool((gradient[probe.changed] != 0).any())
+
+
 def describe_unmoved(still: Tensor) -> str:
     """Outputs, bool (B, L), that stayed though an input changed that may influence them.
 
-    It is a warning alone where no output moves with another position, as outputs of attention that are initialised to
-    zero, and in a block run alone, whose keys another layer may share.
+    It is a warning alone where the gradient is not zero; where no output moves with another position, as outputs of
+    attention that are initialised to zero; and in a block run alone, whose keys another layer may share.
     """
     place = tuple(still.nonzero()[0].tolist())
     return f"{int(still.sum())} outputs stay when inputs change that may reach them, the first is {place}"
