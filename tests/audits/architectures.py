@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers.models.auto import modeling_auto
 from zoo.registry import config_class
+from zoo.small import parts
 from zoo.trial import NotBuiltError, small_model
 
 import clearhead as ch
@@ -63,7 +64,7 @@ GROUPS = (
         (
             "blip_text_model", "align", "align_text_model", "altclip", "altclip_text_model", "chinese_clip",
             "chinese_clip_text_model", "clap", "clap_text_model", "bridgetower_text_model", "dpr", "flava_text_model",
-            "visual_bert", "vilt",
+            "visual_bert", "vilt", "blip",
         ),
     ),
     Group(
@@ -77,6 +78,7 @@ GROUPS = (
     Group("causal", "CLVP's documentation: the decoder is GPT-2's", ("clvp_decoder",)),
     Group("causal", "MusicGen (Copet et al. 2023): an autoregressive decoder", ("musicgen_decoder",)),
     Group("causal", "Kosmos-2 (Peng et al. 2023): a causal decoder", ("kosmos_2_text_model", "kosmos_2_5_text_model")),
+    Group("causal", "Evolla's documentation: Llama with adapters", ("evolla", "EvollaModel")),
     Group("causal", "Step-3.5's documentation: a causal decoder", ("step3p5",)),
 )  # fmt: skip
 # The source of a mask is the first of transformers' mappings of tasks that has an architecture.
@@ -104,19 +106,21 @@ def find_group(name: str) -> Group:
             continue
         for kind, mapping in MAPPINGS:
             if config in getattr(modeling_auto, mapping):
-                beside = "" if one == name else f", of the model that `{name}` is the language model of"
+                beside = "" if one == name else ", of the whole model, whose language model this is"
                 return Group(kind, f"transformers' `{mapping}`{beside}")
     return UNKNOWN
 
 
-def make_mask(kind: str, batch: dict[str, Any], documents: Mask | None = None) -> Any:
-    """The expected mask of a batch: of the attention among words; other attention is not judged."""
+def make_mask(kind: str, batch: dict[str, Any], recorded: bool, documents: Mask | None = None) -> Any:
+    """The expected mask of a batch: of the attention among words; other attention is not judged.
+
+    `recorded`: whether attention calls of the model are recorded, which a mask by call needs.
+    """
     words = None if kind in ("full", "given") else ch.Causal()
     if words is not None and documents is not None:
         words = words & documents
-    ids = next((batch[name] for name in IDS if name in batch), None)
-    length = None if ids is None else ids.shape[1]
-    if kind in ("causal", "full") and not any(name in batch for name in FEATURES):
+    length = find_length(batch)
+    if kind in ("causal", "full") and not (recorded and any(name in batch for name in FEATURES)):
         return words
 
     def expect(call: Any) -> Any:
@@ -135,12 +139,33 @@ def get_given_mask(call: Any) -> Mask:
     return RecordedMask(all_keys(problem.sizes) if problem.spans is None else problem.spans, problem.sizes)
 
 
+@torch.no_grad()
+def is_recorded(model: Any, batch: dict[str, Any]) -> bool:
+    """Whether clearhead records attention among the words of a batch, or any attention where it has none."""
+    length = find_length(batch)
+    try:
+        with ch.watch(model) as seen:
+            model(**batch)
+    except ch.ClearheadError:
+        return False
+    return length is None or any(call.shape[-2:] == (length, length) for call in seen.calls)
+
+
+def find_length(batch: dict[str, Any]) -> int | None:
+    """The number of words in each sequence of a batch; None where it has no words."""
+    return next((batch[name].shape[1] for name in IDS if name in batch), None)
+
+
 def make_cases(model: Any, batch: dict[str, Any], kind: str) -> dict[str, tuple[dict[str, Any], Any]]:
     """The batches to audit, each with its expected mask."""
     known = inspect.signature(model.forward).parameters
     if "use_cache" in known:
         batch = {**batch, "use_cache": False}
-    mask = make_mask(kind, batch)
+    else:  # with a cache, transformers does not look for documents in position_ids
+        for part in parts(model.config):
+            if getattr(part, "use_cache", False):
+                part.use_cache = False
+    mask = make_mask(kind, batch, recorded := is_recorded(model, batch))
     cases = {"plain": (batch, mask)}
     ids = batch.get("input_ids")
     if ids is None or ids.ndim != 2:
@@ -155,7 +180,7 @@ def make_cases(model: Any, batch: dict[str, Any], kind: str) -> dict[str, tuple[
         positions = torch.cat([torch.arange(DOCUMENT), torch.arange(length - DOCUMENT)]).expand(rows, -1).contiguous()
         unmasked = {name: value for name, value in batch.items() if name != "attention_mask"}
         documents = ch.Documents.from_lengths([DOCUMENT, length - DOCUMENT])
-        cases["packed"] = {**unmasked, "position_ids": positions}, make_mask(kind, batch, documents)
+        cases["packed"] = {**unmasked, "position_ids": positions}, make_mask(kind, batch, recorded, documents)
     return cases
 
 
