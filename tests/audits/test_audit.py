@@ -115,6 +115,25 @@ def test_rounding_is_named_and_no_finding():
     assert influence.holds and "rounding" in influence.text, report
 
 
+@pytest.mark.parametrize(("shift", "same"), [(0.0, True), (0.01, False)])
+def test_rounding_that_a_model_amplifies_is_no_finding(shift, same):
+    class Amplifies(torch.nn.Module):
+        """Another rounding for one sequence than for several, and a function that makes it large."""
+
+        def __init__(self):
+            super().__init__()
+            self.embedding = torch.nn.Embedding(200, 8)
+
+        def forward(self, input_ids):
+            hidden = self.embedding(input_ids)
+            if len(input_ids) == 1:
+                hidden = torch.nextafter(hidden, hidden + 1) + shift
+            return torch.sin(1e5 * hidden) if not shift else hidden
+
+    report = audit(Amplifies(), {"input_ids": IDS}, CAUSAL, level="all")
+    assert results(report)["same"] is same, report
+
+
 def make_whisper():
     config = transformers.WhisperConfig(
         vocab_size=50, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
