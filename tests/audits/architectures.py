@@ -64,7 +64,7 @@ GROUPS = (
         (
             "blip_text_model", "align", "align_text_model", "altclip", "altclip_text_model", "chinese_clip",
             "chinese_clip_text_model", "clap", "clap_text_model", "bridgetower_text_model", "dpr", "flava_text_model",
-            "visual_bert", "vilt", "blip",
+            "visual_bert", "vilt", "blip", "bridgetower",
         ),
     ),
     Group(
@@ -76,9 +76,11 @@ GROUPS = (
     Group("full", "Splinter (Ram et al. 2021): BERT's encoder", ("splinter",)),
     Group("full", "TIPS (Maninis et al. 2025): a bidirectional text encoder", ("tipsv2", "tipsv2_text_model")),
     Group("causal", "CLVP's documentation: the decoder is GPT-2's", ("clvp_decoder",)),
-    Group("causal", "MusicGen (Copet et al. 2023): an autoregressive decoder", ("musicgen_decoder",)),
+    Group("causal", "MusicGen (Copet et al. 2023): an autoregressive decoder", ("musicgen_decoder", "musicgen_melody_decoder")),
     Group("causal", "Kosmos-2 (Peng et al. 2023): a causal decoder", ("kosmos_2_text_model", "kosmos_2_5_text_model")),
     Group("causal", "Evolla's documentation: Llama with adapters", ("evolla", "EvollaModel")),
+    Group("causal", "Image GPT (Chen et al. 2020): autoregressive", ("imagegpt",)),
+    Group("causal", "Canary (Puvvada et al. 2024): the decoder is autoregressive", ("canary_decoder",)),
     Group("causal", "Step-3.5's documentation: a causal decoder", ("step3p5",)),
 )  # fmt: skip
 # The source of a mask is the first of transformers' mappings of tasks that has an architecture.
@@ -88,6 +90,7 @@ MAPPINGS = (
     ("causal", "MODEL_FOR_CAUSAL_LM_MAPPING"),
     ("causal", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING"),
     ("causal", "MODEL_FOR_MULTIMODAL_LM_MAPPING"),
+    ("seq2seq", "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING"),
     ("full", "MODEL_FOR_QUESTION_ANSWERING_MAPPING"),
     ("full", "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING"),
 )
