@@ -76,7 +76,11 @@ GROUPS = (
     Group("full", "Splinter (Ram et al. 2021): BERT's encoder", ("splinter",)),
     Group("full", "TIPS (Maninis et al. 2025): a bidirectional text encoder", ("tipsv2", "tipsv2_text_model")),
     Group("causal", "CLVP's documentation: the decoder is GPT-2's", ("clvp_decoder",)),
-    Group("causal", "MusicGen (Copet et al. 2023): an autoregressive decoder", ("musicgen_decoder", "musicgen_melody_decoder")),
+    Group(
+        "causal",
+        "MusicGen (Copet et al. 2023): an autoregressive decoder",
+        ("musicgen_decoder", "musicgen_melody_decoder"),
+    ),
     Group("causal", "Kosmos-2 (Peng et al. 2023): a causal decoder", ("kosmos_2_text_model", "kosmos_2_5_text_model")),
     Group("causal", "Evolla's documentation: Llama with adapters", ("evolla", "EvollaModel")),
     Group("causal", "Image GPT (Chen et al. 2020): autoregressive", ("imagegpt",)),
