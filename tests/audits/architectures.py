@@ -226,4 +226,9 @@ def audit_repeatedly(model: Any, batch: dict[str, Any], mask: Any, case: str) ->
         kept = found["findings" if same else "once"]
         if sum(other[0] == finding.test for other in kept) < KEPT:
             kept.append([finding.test, finding.code, finding.module, finding.text.splitlines()[0]])
-    return {"tests": {test.name: [test.holds, test.text[:300]] for test in report.tests}, **found}
+    tests: dict[str, list[Any]] = {}
+    for test in report.tests:  # an encoder-decoder has one of a name for each of its inputs
+        holds, text = tests.get(test.name, [True, ""])
+        both = None if None in (holds, test.holds) else holds and test.holds
+        tests[test.name] = [both, f"{text}; {test.text[:300]}".removeprefix("; ")]
+    return {"tests": tests, **found}

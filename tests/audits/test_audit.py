@@ -11,10 +11,12 @@ import clearhead as ch
 pytest.importorskip("transformers", reason="the extra [models] is not installed")
 
 import transformers
+from ranks.processes import on_ranks
 
-from audits.faults import CAUSAL, IDS, IN_DOCUMENTS, PACKED, PLAIN, expect_of_bart
-from audits.faulty_models import HandWrittenGPT, make_llama, register_backend
+from audits.faults import CAUSAL, IDS, IN_DOCUMENTS, PACKED, PLAIN, RIGHT, expect_of_bart
+from audits.faulty_models import EncoderAndDecoder, HandWrittenGPT, make_llama, register_backend
 from clearhead.models.audits.audit import assert_attends, audit
+from clearhead.models.audits.audited_model import AuditedModel
 
 
 def results(report):
@@ -172,7 +174,7 @@ def test_keys_of_two_kinds_in_one_softmax_are_not_examined():
 
     batch = {"input_ids": IDS, "decoder_input_ids": IDS.flip(1).contiguous()}
     report = audit(Merged(), batch, None)
-    assert results(report)["influence"] is None, report
+    assert None in [test.holds for test in report.tests if test.name == "influence"], report
 
 
 def test_a_recording_has_the_tests_that_need_no_model():
@@ -236,3 +238,85 @@ def test_an_assertion_holds_the_report():
 def test_bad_input(batch, mask, said):
     with pytest.raises(ch.ClearheadError, match=said):
         audit(make_llama(), batch, mask)
+
+
+def test_known_findings_neither_fail_nor_hide_others():
+    model = make_llama(register_backend("causal alone"))
+    labels = [finding.label for finding in audit(model, PACKED, IN_DOCUMENTS).findings]
+    assert "layers.1: documents-mix" in labels
+    report = audit(model, PACKED, IN_DOCUMENTS, expect=[*labels, "layers.7: window-lost"])
+    assert report.ok and "no longer found: layers.7: window-lost" in str(report)
+    report = audit(model, PACKED, IN_DOCUMENTS, expect=[one for one in labels if "layers.1:" not in one])
+    assert [finding.label for finding in report.findings] == ["layers.1: documents-mix"]
+
+
+def test_both_inputs_of_an_encoder_decoder():
+    model, length = EncoderAndDecoder(True).bart.eval(), 9
+    batch = {"input_ids": IDS, "attention_mask": RIGHT, "decoder_input_ids": IDS[:, :length].flip(1)}
+    report = audit(model, batch, {"encoder": None, "decoder": CAUSAL, "cross": None}, level="all")
+    assert report.ok and [test.name for test in report.tests].count("influence") == 2, report
+    assert {"padding (input_ids)", "a later position (decoder_input_ids)"} < report.coverage.keys()
+    report = audit(model, batch, {"encoder": None, "decoder": None, "cross": None})
+    assert {finding.label for finding in report.findings if finding.test == "influence"} == {"outputs: inputs-ignored"}
+    window = {"encoder": ch.SlidingWindow(before=2, after=2), "decoder": CAUSAL, "cross": None}
+    codes = {finding.code for finding in audit(model, batch, window, inputs="decoder_input_ids").findings}
+    assert "window-lost" in codes
+
+
+def test_a_script_for_a_bug_report_shows_the_movement_without_clearhead():
+    model, batch = make_llama(), {**PACKED, "attention_mask": torch.ones_like(IDS)}
+    script = ch.models.make_bug_script(audit(model, batch, IN_DOCUMENTS), model, batch)
+    assert len(script.splitlines()) <= 30 and "clearhead" not in script
+    printed = []
+    exec(script, {"print": printed.append})
+    assert float(printed[0]) > 0.01
+    with pytest.raises(ch.ClearheadError, match="no finding"):
+        ch.models.make_bug_script(audit(model, PACKED, IN_DOCUMENTS), model, PACKED)
+
+
+def test_forward_passes_are_counted_on_the_way():
+    class Counted(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model, self.passes = make_llama(), 0
+
+        def forward(self, **batch):
+            self.passes += 1
+            return self.model(**batch)
+
+    model = Counted()
+    assert audit(model, PLAIN, CAUSAL, level="outputs").forwards == model.passes <= 11
+
+
+def test_the_ranks_of_a_spread_model_run_one_batch():
+    ranks = on_ranks(2, "ranks.audits:audit_spread_models")
+    assert ranks[0] == ranks[1]
+    for healthy, faulty in ranks[0].values():
+        assert healthy["ok"] and "documents-mix" in str(faulty)
+
+
+def test_padding_of_another_shape_is_an_error():
+    with pytest.raises(ch.ShapeError, match="padding has shape"):
+        audit(make_llama(), PLAIN, CAUSAL, padding=torch.ones(1, 5))
+
+
+@pytest.mark.parametrize(
+    "examine",
+    [
+        lambda: audit(ch.models.Recording([]), CAUSAL),
+        lambda: audit(lambda pixels: pixels, torch.rand(1, 3, 4, 4), CAUSAL),
+    ],
+)
+def test_an_audit_that_examined_nothing_is_an_error(examine):
+    with pytest.raises(ch.ClearheadError, match=r"holds no call|no test could examine the model"):
+        examine()
+
+
+def test_exchanged_ids_differ_and_occur_in_the_batch():
+    audited = AuditedModel(make_llama(), PLAIN, "input_ids", None, 0, lambda passes: None)
+    changed = torch.arange(IDS.numel()).view(IDS.shape) % 3 == 0
+    for seed in range(20):
+        audited.seed = seed
+        other = audited.replace_ids(changed)
+        assert torch.equal(other != IDS, changed)
+        assert set(other.flatten().tolist()) <= set(IDS.flatten().tolist())

@@ -257,7 +257,7 @@ def test_the_finding_says_where_the_mass_went():
     (finding,) = ch.audit(seen_of(Block(), x=x), ch.Causal()).findings
     assert (finding.code, finding.layer, finding.module) == ("not-causal", "L0", "Block")
     assert (finding.heads, finding.output, finding.source) == ((0,), (0, 0), (0, 1))
-    assert "had no mask; expected was Causal()" in finding.text
+    assert "given no mask; expected Causal()" in finding.text
     assert "0.833 of the softmax goes to 5 keys of 1 … 5, most to key 1" in finding.text
 
 

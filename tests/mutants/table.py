@@ -420,7 +420,7 @@ LOOKS = [
         "after.to(before.device) - before",
         "before - after.to(before.device)",
         "differences have the wrong sign",
-        "models/test_differences.py,models/test_compare.py",
+        "models/test_differences.py",
     ),
     Mutant(
         "inspection/reductions/by_query.py",
@@ -933,4 +933,77 @@ CAUSES = [
     ),
 ]
 
-MUTANTS = [*MASKS, *SCORES, *ENGINES, *TRITON, *LOOKS, *MODULES, *MODELS, *CAUSES, *PAGES, *EXPLANATIONS]
+AUDITS = [
+    Mutant(
+        "models/audits/given.py",
+        "if not worst[1].share <= TOLERANCE:",
+        "if worst[1].share > TOLERANCE:",
+        "audit: a call whose shares are NaN was given the expected mask",
+        "models/test_given_masks.py",
+    ),
+    Mutant(
+        "models/audits/given.py",
+        "(allowed & expected, allowed & ~expected)",
+        "(allowed, allowed & ~expected)",
+        "audit: pairs that the call allows wrongly count among the others too",
+        "models/test_given_masks.py",
+    ),
+    Mutant(
+        "models/audits/computed.py",
+        "uncounted, 0.0).nan_to_num(torch.inf)",
+        "uncounted, 0.0).nan_to_num(0.0)",
+        "audit: an output of NaN equals the formula",
+        "models/test_computed_outputs.py",
+    ),
+    Mutant(
+        "models/audits/computed.py",
+        "(largest * squares).sqrt()",
+        "(largest * squares.sum(-1, keepdim=True)).sqrt()",
+        "audit: a row is judged by the rounding of all rows",
+        "models/test_computed_outputs.py",
+    ),
+    Mutant(
+        "models/audits/influence.py",
+        "probes)\n        findings += _judge(audited, found, positions,",
+        "probes)\n        findings += [] and _judge(audited, found, positions,",
+        "audit: outputs may move when vectors change",
+        "audits/test_audit.py",
+    ),
+    Mutant(
+        "models/audits/movement.py",
+        "leak = moved & probe.fixed",
+        "leak = moved & probe.moving",
+        "audit: outputs that may move count as leaks",
+        "audits/test_audit.py",
+    ),
+    Mutant(
+        "models/audits/reachability.py",
+        "for pairs, number in reversed(self._groups):",
+        "for pairs, number in self._groups:",
+        "audit: the inputs of an output are followed from the first layer",
+        "audits/test_reachability.py",
+    ),
+    Mutant(
+        "models/audits/reachability.py",
+        "change.scatter_add_(-1, stop.expand(count.shape), -count)",
+        "change.scatter_add_(-1, (stop + 1).clamp(max=size).expand(count.shape), -count)",
+        "audit: one key behind each interval counts as allowed",
+        "audits/test_reachability.py",
+    ),
+    Mutant(
+        "models/audits/audited_model.py",
+        "other = occurring[torch.where(same, (drawn + 1) % len(occurring), drawn)]",
+        "other = occurring[drawn]",
+        "audit: an id that is exchanged may stay as it is",
+        "audits/test_audit.py",
+    ),
+    Mutant(
+        "models/audits/audit.py",
+        "if tuple(own.shape) != own_shape:",
+        "if False:",
+        "audit: padding of another shape is dropped",
+        "audits/test_audit.py",
+    ),
+]
+
+MUTANTS = [*MASKS, *SCORES, *ENGINES, *TRITON, *LOOKS, *MODULES, *MODELS, *AUDITS, *CAUSES, *PAGES, *EXPLANATIONS]

@@ -8,6 +8,7 @@ from clearhead.models.audits.audit import audit as audit
 from clearhead.models.audits.audit_report import AuditFinding as AuditFinding
 from clearhead.models.audits.audit_report import AuditReport as AuditReport
 from clearhead.models.audits.audit_report import AuditTest as AuditTest
+from clearhead.models.audits.bug_script import make_bug_script as make_bug_script
 from clearhead.models.audits.collators import audit_collator as audit_collator
 from clearhead.models.audits.collators import make_audit_callback as make_audit_callback
 from clearhead.models.backend.run_on_clearhead import run_on_clearhead as run_on_clearhead

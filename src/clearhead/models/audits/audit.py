@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from clearhead.base.arrays import Array
-from clearhead.base.errors import ClearheadError
+from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.models.audits.arguments import (
+    AuditOptions,
+    Model,
+    OutputPicker,
+    validate_arguments,
+    validate_labels,
+    validate_level,
+)
 from clearhead.models.audits.audit_report import AuditReport, AuditTest, Level
-from clearhead.models.audits.audited_model import AuditedModel
+from clearhead.models.audits.audited_model import DECODER_INPUTS, AuditedModel, find_inputs, share_batch
 from clearhead.models.audits.blocks import Block, record_blocks
 from clearhead.models.audits.computed import audit_computed
 from clearhead.models.audits.expectation import Expectation, Expected, describe_mask, pair_with_masks
@@ -23,23 +32,28 @@ from clearhead.models.audits.influence import audit_influence
 from clearhead.models.audits.layers import audit_layers
 from clearhead.models.audits.probes import Positions, choose_probes
 from clearhead.models.audits.sameness import audit_sameness
+from clearhead.models.interception.padding import checked
 from clearhead.models.recording import Recording
 from clearhead.models.recordings.attention_call import AttentionCall
+from clearhead.models.surveys.run import bar
 from clearhead.models.watch import watch_own
 
 PROBES = 2  # that change many inputs
+FORWARDS = {"outputs": 9, "layers": 14, "all": 30}  # about so many, by level
+TESTS = ["given", "computed", "influence", "layer", "gradient", "same"]  # as a report lists them
 
 
 def audit(
-    model: Any,
-    batch: Any = None,
+    model: Model | Recording,
+    batch: object = None,
     mask: Expected = None,
     *,
     padding: Array | None = None,
     level: Level = "layers",
     inputs: str | None = None,
-    output: Callable[[Any], Tensor] | None = None,
+    output: OutputPicker | None = None,
     seed: int = 0,
+    expect: Sequence[str] = (),
 ) -> AuditReport:
     """Test whether a model attends as expected, whatever computes its attention.
 
@@ -73,9 +87,12 @@ def audit(
             by "encoder", "decoder" and "cross". Padding is never expected to be attended to.
         padding: Which positions are tokens, (B, L), 0 for padding; by default the batch's `attention_mask`.
         level: "outputs": given and influence. "layers": also computed and layer. "all": also gradient and same.
-        inputs: The name of the input that is changed; by default the ids, else the embeddings or features.
+        inputs: The name of the input that is changed; by default the ids, else the embeddings or features. Of an
+            encoder-decoder, by default its inputs and the decoder's, one after the other.
         output: Picks the tensor (B, L, ...) from what the model returns; by default the first one of that shape.
         seed: Of the changes, and of the random numbers in each forward pass: the same seed, the same report.
+        expect: Known findings, each by its label as the report prints it, such as "layers.3: documents-mix". They
+            neither fail the audit nor hide others.
 
     Returns:
         An `AuditReport`: `print(report)`, `report.ok`, `report.findings`, `report.to_dict()`.
@@ -84,33 +101,46 @@ def audit(
         ClearheadError: If the mask fits no call, or the batch has no input to change.
 
     Cost: 9 forward passes for "outputs"; for "layers" about 13, and a pass over each call's scores; for "all" about 25,
-    some with a backward pass. Memory: the inputs of all blocks and attention calls.
+    some with a backward pass. A bar on a terminal counts them. Memory: the inputs of all blocks and attention calls.
+
+    Over several ranks, with `DistributedDataParallel` or FSDP2, call it on every rank: all run the batch of rank 0, and
+    return the same report.
     """
+    validate_level(level)
+    known = validate_labels(expect)
     if isinstance(model, Recording):
-        return _audit_recording(model, batch)
-    audited = AuditedModel(model, batch, inputs, output, seed)
-    calls, blocks, why = _run_recorded(audited, padding, level)
-    if audited.objection:
-        tokens, encoder_tokens = _find_tokens_of_blocks(blocks), None
-    else:
-        tokens, encoder_tokens = _find_tokens(audited, padding)
-    expectation = Expectation(mask, tokens, encoder_tokens, calls)
-    tests = [audit_given(expectation.calls) if calls else AuditTest("given", None, why)]
-    if level != "outputs" and calls:
-        tests.append(audit_computed(expectation.calls))
-    shares: dict[str, float] = {}
-    if objection := audited.objection or expectation.objection:
-        tests.append(AuditTest("influence", None, objection))
-    else:
-        whole, shares = _audit_whole(audited, expectation, level)
-        tests += whole
-    if level != "outputs" and isinstance(model, nn.Module):
-        place = [test.name for test in tests].index("influence") + 1
-        tests.insert(place, audit_layers(blocks, expectation, PROBES, seed))
-    return AuditReport(expectation.text, level, tests, shares, audited.forwards)
+        return replace(_audit_recording(model, batch), known=known)
+    validate_arguments(model, batch, inputs, output, seed)
+    batch = share_batch(model, batch)
+    names = find_inputs(batch) if inputs is None else [inputs]
+    with bar(FORWARDS[level] * len(names), "forward passes") as progress:
+        first, *others = [AuditedModel(model, batch, name, output, seed, progress.update) for name in names]
+        calls, blocks, why = _run_recorded(first, padding, level)
+        if first.objection:
+            tokens, encoder_tokens = _find_tokens_of_blocks(blocks), None
+        else:
+            tokens, encoder_tokens = _find_tokens(first, padding)
+        expectation = Expectation(mask, tokens, encoder_tokens, calls)
+        tests = [audit_given(expectation.calls) if calls else AuditTest("given", None, why)]
+        if level != "outputs" and calls:
+            tests.append(audit_computed(expectation.calls))
+        coverage: dict[str, float] = {}
+        for audited in (first, *others):
+            whole, shares = _audit_whole(audited, expectation, level)
+            tests += whole
+            coverage |= {f"{name} ({audited.name})" if others else name: share for name, share in shares.items()}
+        if level != "outputs" and isinstance(model, nn.Module):
+            tests.append(audit_layers(blocks, expectation, PROBES, seed, first.count))
+    if all(test.holds is None for test in tests):
+        raise ClearheadError(f"audit: no test could examine the model: {'; '.join(test.text for test in tests)}")
+    tests.sort(key=lambda test: TESTS.index(test.name))
+    forwards = round(sum(audited.forwards for audited in (first, *others)))
+    return AuditReport(expectation.text, level, tests, coverage, forwards, known)
 
 
-def assert_attends(model: Any, batch: Any = None, mask: Expected = None, **options: Any) -> None:
+def assert_attends(
+    model: Model | Recording, batch: object = None, mask: Expected = None, **options: Unpack[AuditOptions]
+) -> None:
     """Raise an AssertionError with the report, unless `audit(model, batch, mask, **options)` has no finding.
 
     >>> import torch, clearhead as ch
@@ -130,22 +160,30 @@ def _audit_whole(
     audited: AuditedModel, expectation: Expectation, level: Level
 ) -> tuple[list[AuditTest], dict[str, float]]:
     """The tests that change the inputs of the whole model, and the share of the forbidden pairs that they examine."""
-    tokens, encoder_tokens = expectation.tokens, expectation.encoder_tokens
-    if encoder_tokens is None:
-        positions = Positions(expectation.find_reach(), tokens)
+    if audited.objection:
+        return [AuditTest("influence", None, audited.objection)], {}
+    if audited.reads_encoder:
+        reach = expectation.find_encoder_reach()
+        if reach is None:
+            return [AuditTest("influence", None, "the cross attention of the model is not recorded for each layer")], {}
+        positions = Positions(reach, expectation.tokens, expectation.encoder_tokens)
     else:
-        positions = Positions(expectation.find_encoder_reach(), tokens, encoder_tokens)
+        positions = Positions(expectation.find_reach(), expectation.tokens)
     probes, coverage = choose_probes(positions, PROBES, torch.Generator().manual_seed(audited.seed))
     differentiate = partial(_differentiate, audited)
     tests = [audit_influence(audited, differentiate, positions, probes, PROBES)]
     if level == "all" and isinstance(audited.model, nn.Module):
-        tests += [audit_gradient(differentiate, positions, probes), audit_sameness(audited, positions)]
+        tests.append(audit_gradient(differentiate, positions, probes))
+        if not audited.reads_encoder:  # the outputs have no pieces that belong to pieces of the inputs
+            tests.append(audit_sameness(audited, positions))
     return tests, coverage.shares
 
 
-def _audit_recording(recording: Recording, mask: Expected) -> AuditReport:
+def _audit_recording(recording: Recording, mask: Any) -> AuditReport:
     """The tests that need no model: given, and computed where the values were recorded."""
     calls = pair_with_masks(recording.calls, mask)
+    if not calls:
+        raise ClearheadError("audit: the recording holds no call.")
     tests = [audit_given(calls)]
     if all(call.value is not None and call.outcome is not None for call, _ in calls):
         tests.append(audit_computed(calls))
@@ -191,14 +229,21 @@ def _find_tokens(audited: AuditedModel, padding: Array | None) -> tuple[Tensor, 
 
     By the argument `padding`, or by the attention masks of the batch.
     """
-    masks = audited.batch if isinstance(audited.batch, Mapping) else {}
+    batch = audited.batch if isinstance(audited.batch, Mapping) else {}
+    names = find_inputs(audited.batch, audited.name)
+    own_shape = tuple(batch[names[0]].shape[:2]) if batch else audited.shape
 
     def read(mask: Any, shape: tuple[int, int]) -> Tensor:
         if mask is None or tuple(mask.shape) != shape:
             return torch.ones(shape, dtype=torch.bool, device="cpu")
         return torch.as_tensor(mask).cpu() != 0
 
-    own = masks.get("attention_mask") if padding is None else padding
-    if not audited.reads_encoder:
+    own = batch.get("attention_mask")
+    if padding is not None and names[0] not in DECODER_INPUTS:
+        own = checked(padding)
+        if tuple(own.shape) != own_shape:
+            raise ShapeError(f"audit: padding has shape {tuple(own.shape)}; expected (B, L) = {own_shape}.")
+    if names[-1] not in DECODER_INPUTS:
         return read(own, audited.output_shape), None
-    return read(masks.get("decoder_attention_mask"), audited.output_shape), read(own, audited.shape)
+    tokens = read(batch.get("decoder_attention_mask"), audited.output_shape)
+    return tokens, read(own, own_shape) if len(names) == 2 else None

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from clearhead.base.output.text import said
 
 Position = tuple[int, int]  # (sequence, position)
 Level = Literal["outputs", "layers", "all"]
+MOST_SHOWN = 3  # other places of a finding that a report prints
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,11 @@ class AuditFinding:
     output: Position | None = None
     source: Position | None = None
 
+    @property
+    def label(self) -> str:
+        """The place and the code, such as "layers.3: documents-mix", by which `audit(expect=[...])` knows it again."""
+        return f"{self.module or 'outputs'}: {self.code}"
+
 
 @dataclass(frozen=True)
 class AuditTest:
@@ -45,9 +51,10 @@ class AuditTest:
 class AuditReport:
     """Whether a model attends as expected, by independent tests. `clearhead.audit` returns it.
 
-    `ok`: whether no test has a finding. `findings`: those of all tests, in order. `tests`: a `AuditTest` for each
-    test. `coverage`: by relation, such as "padding", the share of the forbidden pairs of an input and an output that
-    the influence test examined. `forwards`: how often the model was run. `conclusion`: the part to examine.
+    `ok`: whether no test has a finding. `findings`: those of all tests, in order, without those that were to be
+    expected. `tests`: an `AuditTest` for each test. `coverage`: by relation, such as "padding", the share of the
+    forbidden pairs of an input and an output that the influence test examined. `forwards`: how often the model was run.
+    `known`: the labels of findings to be expected. `conclusion`: the part to examine.
     """
 
     expected: str
@@ -55,10 +62,11 @@ class AuditReport:
     tests: Sequence[AuditTest]
     coverage: dict[str, float] = field(default_factory=dict)
     forwards: int = 0
+    known: Sequence[str] = ()
 
     @property
     def findings(self) -> list[AuditFinding]:
-        return [finding for test in self.tests for finding in test.findings]
+        return [finding for test in self.tests for finding in test.findings if finding.label not in self.known]
 
     @property
     def ok(self) -> bool:
@@ -67,10 +75,12 @@ class AuditReport:
     @property
     def conclusion(self) -> str:
         """One sentence: which part of the program to examine."""
-        failed = {test.name for test in self.tests if test.holds is False}
+        failed = {finding.test for finding in self.findings}
         if not failed:
             untested = [test.name for test in self.tests if test.holds is None]
-            return f"Not examined: {', '.join(untested)}." if untested else "Every test holds."
+            if untested:
+                return f"Not examined: {', '.join(untested)}."
+            return "Every test holds, but for known findings." if self.known else "Every test holds."
         if "given" in failed:
             return "Examine the caller: the attention calls were given another mask than expected."
         if "computed" in failed:
@@ -81,7 +91,7 @@ class AuditReport:
             )
         return "Examine positions and the cache: the same tokens give other outputs."
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The report as plain values, for JSON."""
         return {
             "ok": self.ok,
@@ -90,6 +100,7 @@ class AuditReport:
             "tests": [asdict(test) for test in self.tests],
             "coverage": self.coverage,
             "forwards": self.forwards,
+            "known": list(self.known),
             "conclusion": self.conclusion,
         }
 
@@ -101,11 +112,24 @@ class AuditReport:
 
     def _describe(self) -> str:
         head = "attends as expected" if self.ok else "does not attend as expected"
-        marks = {True: "ok", False: "FAIL", None: "-"}
         lines = [f"{head}: {self.expected}"]
         for test in self.tests:
-            lines.append(f"  {marks[test.holds]:4}  {test.name:9}  {test.text}")
-            lines += [f"        {finding.code}: {finding.text}" for finding in test.findings]
+            new = [finding for finding in test.findings if finding.label not in self.known]
+            mark = "-" if test.holds is None else "ok" if test.holds else "FAIL" if new else "known"
+            lines += [f"  {mark:5}  {test.name:9}  {test.text}", *_describe_findings(new)]
+        gone = set(self.known) - {finding.label for test in self.tests for finding in test.findings}
+        lines += [f"  no longer found: {', '.join(sorted(gone))}"] if gone else []
         tested = ", ".join(f"{name} {share:.0%}" for name, share in self.coverage.items())
         lines += [f"  forbidden pairs that were tested: {tested}"] if tested else []
         return "\n".join([*lines, f"  {self.conclusion} ({self.forwards} forward passes)"])
+
+
+def _describe_findings(findings: Sequence[AuditFinding]) -> Iterator[str]:
+    """The lines of a test's findings: the first of each code in full, and the places of the others."""
+    for code in dict.fromkeys(finding.code for finding in findings):
+        first, *others = [finding for finding in findings if finding.code == code]
+        for line in f"{first.label}: {first.text}".splitlines():
+            yield f"         {line}"
+        places = ", ".join(str(finding.module) for finding in others[:MOST_SHOWN])
+        if others:
+            yield f"         the same in {places}{f' and {len(others) - MOST_SHOWN} more' * (len(others) > MOST_SHOWN)}"

@@ -7,14 +7,18 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.torch_state.tensor_kind import is_dtensor
+from clearhead.base.torch_state.torch_private import tree_map_only, uncompiled
+from clearhead.models.audits.arguments import validate_input
 from clearhead.models.model_calls import call_model
 
-IDS = ("input_ids", "decoder_input_ids")
-FEATURES = ("inputs_embeds", "input_features", "input_values", "pixel_values", "hidden_states", "x", "src")
-DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds")
+INPUTS = ("input_ids", "inputs_embeds", "input_features", "input_values", "pixel_values", "hidden_states", "x", "src")
+DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds", "tgt")
 SPECIAL = ["pad", "bos", "eos", "sep", "cls", "mask", "image", "video", "audio", "decoder_start", "boi", "eoi"]
 LOUD = 3.0  # changed vectors are so many times as long as others of the batch: a short one may vanish in rounding
 
@@ -25,14 +29,21 @@ class AuditedModel:
     `model`: a module, or any callable of the batch. `batch`: a mapping of keywords, a tuple of arguments, or one
     tensor. `name`: the input that is changed, a key of the mapping. `output`: picks the tensor (B, L, ...) from what
     the model returns; None takes the first one of that shape. `seed`: of the random numbers of each forward pass.
+    `advance`: called with how many forward passes have been run since its last call. `forwards`: how many were run.
     """
 
     def __init__(
-        self, model: Any, batch: Any, name: str | None, output: Callable[[Any], Tensor] | None, seed: int
+        self,
+        model: Any,
+        batch: Any,
+        name: str,
+        output: Callable[[Any], Tensor] | None,
+        seed: int,
+        advance: Callable[[int], Any],
     ) -> None:
-        self.model, self.batch, self.seed, self.forwards = model, batch, seed, 0
-        self.name = name or _find_name(batch)
-        self._output = output
+        self.model, self.batch, self.name, self.seed = model, batch, name, seed
+        self._output, self._advance, self.forwards = output, advance, 0.0
+        validate_input(self.inputs)
 
     @property
     def objection(self) -> str:
@@ -46,10 +57,8 @@ class AuditedModel:
     def inputs(self) -> Tensor:
         """The tensor that is changed: ids (B, L), or vectors (B, L, C)."""
         batch = self.batch
-        found = batch[self.name] if isinstance(batch, Mapping) else batch[0] if isinstance(batch, tuple) else batch
-        if not isinstance(found, Tensor):
-            raise ClearheadError(f"audit: the input is a {type(found).__name__}; expected a tensor of ids or vectors.")
-        return found
+        found: Tensor = batch[self.name] if isinstance(batch, Mapping) else batch
+        return found[0] if isinstance(batch, tuple) and batch else found
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -59,20 +68,14 @@ class AuditedModel:
     @property
     def output_shape(self) -> tuple[int, int]:
         """(B, L) of the outputs: of a decoder, where the changed input is an encoder's."""
-        batch = self.batch
-        for name in DECODER_INPUTS if isinstance(batch, Mapping) else ():
-            if isinstance(batch.get(name), Tensor):
-                return batch[name].shape[0], batch[name].shape[1]
-        return self.shape
+        last = find_inputs(self.batch, self.name)[-1]
+        inputs = self.batch[last] if last in DECODER_INPUTS else self.inputs
+        return inputs.shape[0], inputs.shape[1]
 
     @property
     def reads_encoder(self) -> bool:
         """Whether the changed input is an encoder's, and the outputs are a decoder's."""
-        return (
-            isinstance(self.batch, Mapping)
-            and self.name not in DECODER_INPUTS
-            and any(isinstance(self.batch.get(name), Tensor) for name in DECODER_INPUTS)
-        )
+        return self.name not in DECODER_INPUTS and find_inputs(self.batch, self.name)[-1] in DECODER_INPUTS
 
     @property
     def has_ids(self) -> bool:
@@ -92,8 +95,14 @@ class AuditedModel:
         """Run the model on the batch, for what is recorded meanwhile."""
         self._call(self.batch, self.seed)
 
+    def count(self, passes: float = 1.0) -> None:
+        """Count forward passes, or the parts of one that a run of a block is."""
+        before = int(self.forwards)
+        self.forwards += passes
+        self._advance(int(self.forwards) - before)
+
     def _call(self, batch: Any, seed: int) -> Any:
-        self.forwards += 1
+        self.count()
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             return call_model(self.model, batch)
@@ -205,19 +214,43 @@ def find_output(result: Any, shape: tuple[int, int]) -> Tensor:
     )
 
 
-def _find_name(batch: Any) -> str:
-    """The name of the input to change; of a batch without names, any text."""
+def find_inputs(batch: Any, named: str | None = None) -> list[str]:
+    """The names of the inputs to change: of an encoder, of a decoder, or of both. A batch without names gives [""].
+
+    `named`: the input that the caller named, where none of the names is known.
+    """
     if not isinstance(batch, Mapping):
-        return ""
-    for name in (*IDS, *FEATURES):
-        if isinstance(batch.get(name), Tensor):
-            return name
-    raise ClearheadError(f'audit: none of the inputs {", ".join(map(str, batch))} is known. Name it: inputs="...".')
+        return [""]
+    given = {name for name, value in batch.items() if isinstance(value, Tensor)}
+    found = [name for names in (INPUTS, DECODER_INPUTS) for name in [one for one in names if one in given][:1]]
+    if not found and named is None:
+        raise ClearheadError(f'audit: none of the inputs {", ".join(map(str, batch))} is known. Name it: inputs="...".')
+    return found or [str(named)]
+
+
+def share_batch(model: Any, batch: Any) -> Any:
+    """The batch of rank 0, where a model is spread over several ranks, which must run the same forward passes."""
+    if not isinstance(model, nn.Module) or not (dist.is_available() and dist.is_initialized()):
+        return batch
+    sharded = next((parameter for parameter in model.parameters() if is_dtensor(parameter)), None)
+    if not isinstance(model, DistributedDataParallel) and sharded is None:
+        return batch
+    group: Any = model.process_group if sharded is None else sharded.device_mesh.get_group(0)  # type: ignore[attr-defined]
+    shared = [tree_map_only(Tensor, Tensor.cpu, batch)]
+    dist.broadcast_object_list(shared, group=group, group_src=0)
+    device = next(model.parameters()).device
+    return tree_map_only(Tensor, lambda tensor: tensor.to(device), shared[0])
+
+
+def unwrap_model(model: Any) -> Any:
+    """The model that `DistributedDataParallel` or `torch.compile` has wrapped."""
+    model = uncompiled(model) if isinstance(model, nn.Module) else model
+    return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def _special_ids(model: Any) -> set[int]:
     """The ids that the model's configuration gives a meaning of their own."""
-    config = getattr(model, "config", None)
+    config = getattr(unwrap_model(model), "config", None)
     found = set()
     for part in (config, getattr(config, "text_config", None)):
         for name in SPECIAL:

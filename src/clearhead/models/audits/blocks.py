@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clearhead.base.torch_state.versions import Versions
 from clearhead.models.audits.audited_model import find_tensors
 
 HIDDEN = ("hidden_states", "x", "src", "tgt", "input", "inputs")
@@ -33,7 +34,7 @@ class Block:
         self._args = args
         self._kwargs = {key: None if key in CACHES else value for key, value in kwargs.items()}
         self._key = _find_hidden(args, kwargs)
-        self._version = -1 if self._key is None else self.hidden._version
+        self._versions = Versions([] if self._key is None else [("hidden", self.hidden)])
 
     @property
     def hidden(self) -> Tensor:
@@ -44,7 +45,9 @@ class Block:
     @property
     def can_run(self) -> bool:
         """Whether hidden states were found, and the model has not written to them since."""
-        return self._key is not None and self.hidden._version == self._version
+        if self._key is None or not self._versions.known:  # writes to tensors of inference mode are not counted
+            return False
+        return self._versions.changed([("hidden", self.hidden)]) is None
 
     def run_from_leaf(self) -> tuple[Tensor, Tensor]:
         """A leaf that requires grad, the hidden states, and the block's output."""

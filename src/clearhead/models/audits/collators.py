@@ -10,19 +10,24 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, require
+from clearhead.base.output.text import brief
 from clearhead.masks.base import Mask
 from clearhead.masks.causal import Causal
 from clearhead.masks.documents import Documents
+from clearhead.models.audits.arguments import Model
 from clearhead.models.audits.audit import audit, raise_findings
 from clearhead.models.audits.audit_report import AuditFinding, AuditReport, AuditTest, Level
+from clearhead.models.audits.audited_model import share_batch
 
 IGNORED = -100  # the label of a position that the loss leaves out
 Example = Mapping[str, Any]
+MaskOfBatch = Callable[[Any], Mask | None]
+Callback = Any  # a transformers.TrainerCallback
 
 
 def audit_collator(
-    model: Any,
-    collator: Callable[[list[Any]], Any],
+    model: Model,
+    collator: Callable[[list[Example]], object],
     examples: Sequence[Example],
     *,
     level: Level = "all",
@@ -55,12 +60,32 @@ def audit_collator(
     Raises:
         ClearheadError: If an example is not found in the batch exactly once.
     """
-    batch = {name: value for name, value in dict(collator(list(examples))).items() if isinstance(value, Tensor)}
-    labels = batch.pop("labels", None)
-    documents = find_documents(batch["input_ids"], [torch.as_tensor(one["input_ids"]).flatten() for one in examples])
+    if not callable(collator):
+        raise ClearheadError(f"audit_collator: collator is {brief(collator)}; expected a function of the examples.")
+    texts = _read_ids(examples)
+    made = collator(list(examples))
+    named = made if isinstance(made, Mapping) else {}
+    batch = {name: value for name, value in named.items() if isinstance(value, Tensor)}
+    labels, ids = batch.pop("labels", None), batch.get("input_ids")
+    if ids is None or ids.ndim != 2:
+        raise ClearheadError(f"audit_collator: the collator returned {brief(made)}; expected input_ids (B, L) in it.")
+    documents = find_documents(ids, texts)
     given = {"use_cache": False, **batch}
     report = audit(model, given, Causal() & Documents(documents), padding=documents >= 0, level=level, seed=seed)
     return report if labels is None else replace(report, tests=[*report.tests, audit_labels(labels.cpu(), documents)])
+
+
+def _read_ids(examples: Any) -> list[Tensor]:
+    """The ids of each example, (n,)."""
+    try:
+        found = [torch.as_tensor(example["input_ids"]).flatten() for example in examples]
+    except (TypeError, ValueError, LookupError, RuntimeError) as error:
+        raise ClearheadError(
+            f"audit_collator: examples is {brief(examples)}; expected mappings with input_ids."
+        ) from error
+    if not isinstance(examples, Sequence) or len(found) < 2:
+        raise ClearheadError(f"audit_collator: examples is {brief(examples)}; expected a list of two or more.")
+    return found
 
 
 def find_documents(ids: Tensor, examples: Sequence[Tensor]) -> Tensor:
@@ -76,7 +101,7 @@ def find_documents(ids: Tensor, examples: Sequence[Tensor]) -> Tensor:
         places = (windows == example.cpu()).all(-1).nonzero().tolist()
         if len(places) != 1:
             raise ClearheadError(
-                f"audit_collator: the ids of example {number} are in the batch {len(places)} times; expected once.\\n"
+                f"audit_collator: the ids of example {number} are in the batch {len(places)} times; expected once.\n"
                 "Give examples of distinct ids, each short enough to stay whole."
             )
         sequence, start = places[0]
@@ -104,7 +129,7 @@ def audit_labels(labels: Tensor, documents: Tensor) -> AuditTest:
     return AuditTest("labels", True, f"no label crosses the border of an example{note}")
 
 
-def make_audit_callback(mask_of_batch: Callable[[Any], Mask | None], level: Level = "outputs") -> Any:
+def make_audit_callback(mask_of_batch: MaskOfBatch, level: Level = "outputs") -> Callback:
     """A callback of transformers' Trainer that audits the first batch, and raises an AssertionError with its findings.
 
     >>> import clearhead as ch
@@ -118,13 +143,16 @@ def make_audit_callback(mask_of_batch: Callable[[Any], Mask | None], level: Leve
         mask_of_batch: Returns the expected mask of a batch, as `audit` takes it.
         level: As for `audit`.
     """
+    if not callable(mask_of_batch):
+        raise ClearheadError(f"mask_of_batch is {brief(mask_of_batch)}; expected a function of a batch.")
     transformers = require("transformers", "models", "an audit in a trainer")
 
     class AuditCallback(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
         """Audits the first batch of a training run."""
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-            model, batch = given["model"], next(iter(given["train_dataloader"]))
+            model = given["model"]
+            batch = share_batch(model, dict(next(iter(given["train_dataloader"]))))  # whose mask each rank expects
             device = next(model.parameters()).device
             inputs = {name: value.to(device) for name, value in batch.items() if isinstance(value, Tensor)}
             inputs.pop("labels", None)

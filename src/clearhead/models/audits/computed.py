@@ -78,7 +78,8 @@ def measure_deviation(problem: Problem, value: Tensor, output: Tensor, uncounted
 
 def audit_computed(calls: list[tuple[AttentionCall, Mask]]) -> AuditTest:
     """Compare each recorded call with the formula under its expected mask; name the wrong formula that it equals."""
-    examined, findings = 0, []
+    examined = 0
+    findings: list[AuditFinding] = []
     for call, expected in calls:
         value, outcome = call.values()
         if outcome.output is None:
@@ -89,13 +90,13 @@ def audit_computed(calls: list[tuple[AttentionCall, Mask]]) -> AuditTest:
         found = measure_deviation(problem, value, outcome.output, uncounted)
         if found.ratio <= _tolerance(call, value, outcome.output):
             continue
-        finding = _explain(call, expected, problem, value, outcome.output, uncounted, found)
-        findings.append(finding)
-        break
+        code = findings[0].code if findings else None
+        findings.append(_explain(call, expected, problem, value, outcome.output, uncounted, found, code))
     if not examined:
         return AuditTest("computed", None, "no call gives an output for each head")
     if findings:
-        return AuditTest("computed", False, "a call computes another formula", tuple(findings))
+        text = f"{len(findings)} of {examined} calls compute another formula"
+        return AuditTest("computed", False, text, tuple(findings))
     return AuditTest("computed", True, f"each of {examined} calls equals softmax(scores) · value with this mask")
 
 
@@ -138,13 +139,19 @@ def _explain(
     output: Tensor,
     uncounted: Tensor | None,
     found: Deviation,
+    only: str | None,
 ) -> AuditFinding:
-    """The finding of a call that differs, with the first wrong formula that its output equals."""
+    """The finding of a call that differs, with the first wrong formula that its output equals.
+
+    `only`: the code of the mistakes that are tried, those of the first call that differs; None tries all.
+    """
     most, (sequence, head, query) = _tolerance(call, value, output), found.row
     others = (torch.arange(problem.sizes.heads, device=value.device) != head).view(1, -1, 1)  # they may be right
     uncounted = others if uncounted is None else others | uncounted
     code, what = "formula-differs", "none of the known mistakes"
     for mistake in list_mistakes(call, expected, problem):
+        if only not in (None, mistake.code):
+            continue
         given = value
         if mistake.problem.key.shape[1] != value.shape[1]:  # tiled key heads have tiled values
             given = value.repeat(1, mistake.problem.key.shape[1] // value.shape[1], 1, 1)
@@ -152,7 +159,7 @@ def _explain(
             code, what = mistake.code, mistake.text
             break
     text = (
-        f"{call.name} ({call.backend}), head {head}, query {query} of sequence {sequence}: the output differs by "
+        f"backend {call.backend}, head {head}, query {query} of sequence {sequence}: the output differs by "
         f"{found.ratio:.2g} times its rounding. It equals {what}."
     )
     return AuditFinding(code, "computed", text, str(call.layer), call.name, (head,), (sequence, query))

@@ -51,37 +51,23 @@ class Expectation:
 
         Where the number of layers is not known, through any number of them.
         """
-        masks = [mask for call, mask in self.calls if self._is_whole(call, self.tokens)]
+        masks = [mask for call, mask in self.calls if self._is_whole(call, self.tokens) and not self._in_encoder(call)]
         if masks:
             return Reachability([self._make_pairs(mask, self.tokens, self.tokens) for mask in masks])
         return Reachability([self._make_pairs(self._single_mask(), self.tokens, self.tokens)], unlimited=True)
 
-    @property
-    def objection(self) -> str:
-        """Why the reach of an encoder's inputs is not known, through a decoder's cross attention; "" where it is."""
-        encoder = self.encoder_tokens
-        if encoder is None:
-            return ""
-        cross = [call for call, _ in self.calls if call.kind == "cross"]
-        if not cross or len(cross) != len(self._find_masks_of_decoder()):
-            return "the cross attention of the model is not recorded for each layer"
-        if any(call.shape[3] != encoder.shape[1] for call in cross):
-            return "the keys of the cross attention are not the positions of the encoder's inputs"
-        return ""
-
-    def _find_masks_of_decoder(self) -> list[Mask]:
-        """The masks of a decoder's self attention."""
-        return [m for c, m in self.calls if not _is_in_encoder(c) and self._is_whole(c, self.tokens)]
-
-    def find_encoder_reach(self) -> CrossReachability:
-        """The inputs of the encoder that may influence each output of the decoder."""
+    def find_encoder_reach(self) -> CrossReachability | None:
+        """The inputs of the encoder that may influence each output of the decoder; None without all calls."""
         encoder = self.encoder_tokens
         assert encoder is not None
-        inside = [m for c, m in self.calls if _is_in_encoder(c) and self._is_whole(c, encoder)]
-        cross = [m for c, m in self.calls if c.kind == "cross"]
+        inside = [m for c, m in self.calls if self._in_encoder(c) and self._is_whole(c, encoder)]
+        own = [m for c, m in self.calls if not self._in_encoder(c) and self._is_whole(c, self.tokens)]
+        cross = [m for c, m in self.calls if c.kind == "cross" and c.shape[3] == encoder.shape[1]]
+        if not cross or len(cross) != len(own):
+            return None
         layers = [
             (self._make_pairs(one, self.tokens, self.tokens), self._make_pairs(other, self.tokens, encoder))
-            for one, other in zip(self._find_masks_of_decoder(), cross, strict=True)
+            for one, other in zip(own, cross, strict=True)
         ]
         reach = Reachability([self._make_pairs(mask, encoder, encoder) for mask in inside])
         return CrossReachability(reach, layers, (encoder.shape[1], self.tokens.shape[1]))
@@ -93,7 +79,7 @@ class Expectation:
         """
         both = [tokens for tokens in (self.tokens, self.encoder_tokens) if tokens is not None and tokens.shape == shape]
         if len(both) == 2:  # an encoder's block and a decoder's block have one shape
-            both = both[1:] if any(_is_in_encoder(c) for c, _ in self._find_calls(name)) else both[:1]
+            both = both[1:] if any(c.layer.stack == "encoder" for c, _ in self._find_calls(name)) else both[:1]
         if not both:
             return None
         (tokens,) = both
@@ -108,6 +94,10 @@ class Expectation:
     def _find_calls(self, name: str) -> list[tuple[AttentionCall, Mask]]:
         """The calls inside a block."""
         return [(call, mask) for call, mask in self.calls if call.name.startswith(f"{name}.")]
+
+    def _in_encoder(self, call: AttentionCall) -> bool:
+        """Whether a call is in the encoder of an encoder-decoder."""
+        return self.encoder_tokens is not None and call.layer.stack == "encoder"
 
     def _is_whole(self, call: AttentionCall, tokens: Tensor) -> bool:
         """Whether a call is self attention of the whole sequence."""
@@ -139,10 +129,6 @@ class Expectation:
         return self._pairs[which]
 
 
-def _is_in_encoder(call: AttentionCall) -> bool:
-    return "encoder" in call.layer.stack.split(".")
-
-
 def describe_mask(expected: Expected) -> str:
     """An expected mask in a few words."""
     if expected is EVERY_KEY:
@@ -159,9 +145,15 @@ def pair_with_masks(calls: Sequence[AttentionCall], expected: Any) -> list[tuple
     made: dict[Any, tuple[Any, Mask]] = {}
     if not isinstance(expected, Mapping):
         return [(call, _mask(expected, call, made)) for call in calls]
-    numbers = [(set(chosen_calls(calls, which, "audit")), mask) for which, mask in expected.items()]
+    numbers = [(_find_calls(calls, which), mask) for which, mask in expected.items()]
     each = [[mask for some, mask in numbers if number in some] for number in range(len(calls))]
     return [(call, _mask(masks[0], call, made)) for call, masks in zip(calls, each, strict=True) if masks]
+
+
+def _find_calls(calls: Sequence[AttentionCall], which: Any) -> set[int]:
+    """The numbers of the calls that "encoder", "decoder", "cross", or a layer names."""
+    found = {n for n, call in enumerate(calls) if which == (call.layer.stack if call.kind == "self" else call.kind)}
+    return found or set(chosen_calls(calls, which, "audit"))
 
 
 def _mask(expected: Any, call: AttentionCall, made: dict[Any, tuple[Any, Mask]]) -> Mask:

@@ -48,17 +48,14 @@ def audit_given(calls: list[tuple[AttentionCall, Mask]]) -> AuditTest:
             wrong.append((call, expected, pairs, *worst))
     if not wrong:
         return AuditTest("given", True, f"each of {len(calls)} attention calls was given this mask")
-    findings: dict[str, AuditFinding] = {}
+    findings = []
     for call, expected, pairs, what, row in wrong:
         code, cause = find_cause(call, expected, pairs, what, row)
         text = _describe(call, expected, what, row) + (f"\nMay be: {cause}" if cause else "")
-        place = row.sequence, row.query
-        finding = AuditFinding(
-            code, "given", text, str(call.layer), call.name, (row.head,), place, (row.sequence, row.most)
-        )
-        findings.setdefault(code, finding)
+        output, source = (row.sequence, row.query), (row.sequence, row.most)
+        findings.append(AuditFinding(code, "given", text, str(call.layer), call.name, (row.head,), output, source))
     text = f"{len(wrong)} of {len(calls)} attention calls were given another mask"
-    return AuditTest("given", False, text, tuple(findings.values()))
+    return AuditTest("given", False, text, tuple(findings))
 
 
 class Pairs(NamedTuple):
@@ -217,8 +214,8 @@ def _describe(call: AttentionCall, expected: Mask, what: str, row: WorstRow) -> 
     which = f"key {first}" if first == last else f"{len(row.keys)} keys of {first} … {last}, most to key {row.most}"
     verb = "goes" if what == "leaked" else "should go"
     return (
-        f"{call.name} ({call.layer}, {call.backend}, run {call.run}) had {given}; expected was "
-        f"{describe_mask(expected)}.\nHead {row.head}, query {row.query} of sequence {row.sequence}: "
+        f"backend {call.backend}, run {call.run}: given {given}; expected {describe_mask(expected)}.\n"
+        f"Head {row.head}, query {row.query} of sequence {row.sequence}: "
         f"{row.share:.3g} of the softmax {verb} to {which}."
     )
 

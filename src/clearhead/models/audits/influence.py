@@ -47,12 +47,15 @@ def audit_influence(
         still, rounding = found.unmoved, max(rounding, found.rounding)
     except ClearheadError as error:
         notes.append(f"embeddings not changed: {str(error).splitlines()[0]}")
-    if still:
+    if still and found.mixes:
+        text, place = describe_unmoved(still[0][1]), still[0][1].nonzero()[0].tolist()
+        findings.append(AuditFinding("inputs-ignored", "influence", text, output=(place[0], place[1])))
+    elif still:
         notes.append(f"warning: {describe_unmoved(still[0][1])}")
     first = {finding.code: finding for finding in reversed(findings)}  # one finding of each code
     told = f" ({'; '.join(notes)})" if notes else ""
     if findings:
-        text = f"outputs move that must not{told}"
+        text = f"outputs move that must not, or stay that must move{told}"
         return AuditTest("influence", False, text, tuple(reversed(first.values())))
     kept = f"move by rounding alone, {rounding:.1g} of the usual movement," if rounding else "keep every bit"
     return AuditTest("influence", True, f"outputs {kept} when {audited.name or 'inputs'} change{told}")
@@ -89,8 +92,8 @@ def _judge_leaks(audited: AuditedModel, found: Influence, positions: Positions, 
 def describe_unmoved(still: Tensor) -> str:
     """Outputs, bool (B, L), that stayed though an input changed that may influence them.
 
-    This is no finding: outputs of a block that are initialised to zero stay, and so do those of a weight that rounds
-    to zero, of keys that another layer shares, and of an approximation of attention.
+    It is a warning alone where no output moves with another position, as outputs of attention that are initialised to
+    zero, and in a block run alone, whose keys another layer may share.
     """
     place = tuple(still.nonzero()[0].tolist())
     return f"{int(still.sum())} outputs stay when inputs change that may reach them, the first is {place}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,8 +20,13 @@ from clearhead.models.audits.reachability import Reachability
 
 
 @torch.no_grad()
-def audit_layers(blocks: list[Block], expectation: Expectation, probes: int, seed: int) -> AuditTest:
-    """Change the recorded hidden states of each block, and compare the block's outputs to the bit."""
+def audit_layers(
+    blocks: list[Block], expectation: Expectation, probes: int, seed: int, count: Callable[[float], None]
+) -> AuditTest:
+    """Change the recorded hidden states of each block, and compare the block's outputs to the bit.
+
+    `count`: called with each run's share of a forward pass of the model.
+    """
     examined, findings, skipped, still = 0, [], [], ""
     chosen: dict[Any, tuple[Reachability, Positions, list[Probe]]] = {}
     for block in blocks:
@@ -38,6 +44,7 @@ def audit_layers(blocks: list[Block], expectation: Expectation, probes: int, see
 
         def run(changed: Tensor | None, block: Block = block) -> Tensor:
             hidden = block.hidden
+            count(1 / len(blocks))
             return block.run(hidden if changed is None else replace_vectors(hidden, changed, seed))
 
         def differentiate(outputs: Tensor, block: Block = block) -> Tensor | None:
@@ -67,7 +74,7 @@ def _judge(block: Block, found: Influence, positions: Positions, seed: int) -> A
         leak = found.leaks[0]
         place, heads = locate_change(block, replace_vectors(block.hidden, leak.probe.changed, seed), leak.moved)
         relation = positions.relate(leak.output, leak.source) if leak.output and leak.source else "several inputs"
-        text = f"{block.name} depends on {relation}: output {leak.output} on input {leak.source}, {place}"
+        text = f"output {leak.output} depends on input {leak.source}, {relation}, {place}"
         code = LEAK_CODES.get(relation, "outputs-leak")
         return AuditFinding(code, "layer", text, module=block.name, heads=heads, output=leak.output, source=leak.source)
     return None

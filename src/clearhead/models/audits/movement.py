@@ -48,12 +48,14 @@ class Influence:
     """What the forward passes of an influence test showed.
 
     `leaks`: largest first. `unmoved`: outputs (B, L) that stayed though a changed input should influence them, a list
-    by probe. `usual`: the median movement of outputs that may move, as a part of the size of the outputs. `rounding`:
-    the largest movement that was left out because it is rounding, as a part of the usual one.
+    by probe. `mixes`: whether any output moved with an input of another position. `usual`: the median movement of
+    outputs that may move, as a part of the size of the outputs. `rounding`: the largest movement that was left out
+    because it is rounding, as a part of the usual one.
     """
 
     leaks: list[Leak] = field(default_factory=list)
     unmoved: list[tuple[Probe, Tensor]] = field(default_factory=list)
+    mixes: bool = False
     usual: float = 0.0
     rounding: float = 0.0
 
@@ -72,6 +74,8 @@ def measure_influence(run: Run, differentiate: Differentiate, probes: list[Probe
             found.leaks.append(Leak(probe, leak, float(movement[leak].max())))
         if bool((probe.moving & ~moved).any()):
             found.unmoved.append((probe, probe.moving & ~moved))
+        same_positions = probe.changed if probe.changed.shape == moved.shape else torch.zeros_like(moved)
+        found.mixes |= bool((probe.moving & moved & ~same_positions).any())
         movements.append(movement[probe.moving & moved])
     all_moved = torch.cat(movements) if movements else torch.zeros(0, dtype=torch.float32, device="cpu")
     found.usual = float(all_moved.median()) if len(all_moved) else 0.0

@@ -49,11 +49,6 @@ class Positions:
         self.changeable = torch.ones_like(self.input_tokens) if changeable is None else changeable
         self.group, self.input_group = _find_groups(reach, tokens, self.input_tokens)
 
-    @property
-    def is_self_attention(self) -> bool:
-        """Whether the inputs and the outputs are positions of one sequence."""
-        return isinstance(self.reach, Reachability)
-
     def list_groups(self) -> list[int]:
         """The numbers of the groups."""
         return sorted(set(self.group.flatten().tolist()) - {-1})

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError
 from clearhead.models.audits.audit_report import AuditFinding, AuditTest
-from clearhead.models.audits.audited_model import AuditedModel, find_output
+from clearhead.models.audits.audited_model import DECODER_INPUTS, AuditedModel, find_output, unwrap_model
 from clearhead.models.audits.probes import Positions
 from clearhead.models.model_calls import call_model
 
@@ -21,7 +21,6 @@ TOLERANCE = 1e-3  # of the size of the outputs
 # Of Jamba and Bamba, whose cache gives other outputs in float64 too, the cache moves them 3,000 times as far as noise.
 ROUNDINGS = 8
 MOST_PIECES = 4
-LEFT_OUT = ("attention_mask", "position_ids")  # of a batch, where a piece of it is run alone
 CACHES = ("cache", "past_key_values", "cache_params")  # the first name is new in transformers 5.24
 
 
@@ -64,6 +63,12 @@ def audit_sameness(audited: AuditedModel, positions: Positions) -> AuditTest:
     return AuditTest("same", True, f"the same tokens have the same outputs ({ways})")
 
 
+def _name_masks(audited: AuditedModel) -> tuple[str, str]:
+    """The names of the attention mask and the positions that belong to the input that is cut."""
+    prefix = "decoder_" if audited.name in DECODER_INPUTS else ""
+    return f"{prefix}attention_mask", f"{prefix}position_ids"
+
+
 def _measure_rounding(audited: AuditedModel, numbers: Tensor) -> float:
     """How far outputs (B, L, C) move when the embeddings change by one rounding each; 0 where they can't be changed."""
 
@@ -84,13 +89,9 @@ Piece = tuple[int, int, Tensor]  # a sequence, the first position, and the outpu
 
 def _run_alone(audited: AuditedModel, positions: Positions) -> Iterator[Piece]:
     """Some groups of neighbouring positions, such as documents or sequences without padding, each by itself."""
-    if audited.reads_encoder:  # a piece of the inputs has no outputs of its own
-        return
-    given = {name: value for name, value in audited.batch.items() if name not in (*LEFT_OUT, audited.name)}
-    tensors = {name: value for name, value in given.items() if isinstance(value, Tensor) and value.ndim}
-    if any(len(value) != len(audited.inputs) for value in tensors.values()):  # such as the patches of all images
-        return
-    length, mask = audited.shape[1], audited.batch.get("attention_mask")
+    mask_name, positions_name = _name_masks(audited)
+    rows, length = audited.shape
+    mask = audited.batch.get(mask_name)
     groups = positions.list_groups()
     found = 0
     for group in groups:
@@ -98,11 +99,17 @@ def _run_alone(audited: AuditedModel, positions: Positions) -> Iterator[Piece]:
         sequence, start, stop = int(members[0, 0]), int(members[0, 1]), int(members[-1, 1]) + 1
         if stop - start != len(members) or (len(groups) == 1 and stop - start == length):
             continue
-        piece = {name: value[sequence : sequence + 1] for name, value in tensors.items()}
-        piece[audited.name] = audited.inputs[sequence : sequence + 1, start:stop]
+        piece = {}
+        for name, value in audited.batch.items():
+            own = name.startswith("decoder_") or mask_name == "attention_mask"  # not of the encoder before a decoder
+            if isinstance(value, Tensor) and own and value.shape[:2] == (rows, length):
+                value = value[:, start:stop]
+            piece[name] = value[sequence : sequence + 1] if isinstance(value, Tensor) and len(value) == rows else value
+        piece.pop(mask_name, None)
+        piece.pop(positions_name, None)
         if mask is not None and mask.ndim == 4:  # a mask of pairs
-            piece["attention_mask"] = mask[sequence : sequence + 1, :, start:stop, start:stop]
-        yield sequence, start, _run(audited, {**given, **piece})
+            piece[mask_name] = mask[sequence : sequence + 1, :, start:stop, start:stop]
+        yield sequence, start, _run(audited, piece)
         found += 1
         if found == MOST_PIECES:
             return
@@ -110,7 +117,7 @@ def _run_alone(audited: AuditedModel, positions: Positions) -> Iterator[Piece]:
 
 def _run_cached(audited: AuditedModel, positions: Positions, by_token: bool) -> Iterator[Piece]:
     """The first half of the batch, then two tokens, or the rest together, with the cache."""
-    model, batch, length = audited.model, audited.batch, audited.shape[1]
+    model, batch, length = unwrap_model(audited.model), audited.batch, audited.shape[1]
     known = inspect.signature(model.forward).parameters if isinstance(model, nn.Module) else {}
     cache = next((name for name in CACHES if name in known), None)
     first = torch.zeros_like(positions.tokens)
@@ -120,15 +127,16 @@ def _run_cached(audited: AuditedModel, positions: Positions, by_token: bool) -> 
         return
     if cache is None or not is_causal or length < 4 or len(positions.list_groups()) > len(first):
         return
-    whole = [name for name in batch if name not in (*LEFT_OUT, audited.name)]
+    mask_name, positions_name = _name_masks(audited)
+    whole = [name for name in batch if name not in (mask_name, positions_name, audited.name)]
     state, half = None, length // 2
     steps = ((half, half + 1), (half + 1, half + 2)) if by_token else ((half, length),)
     for start, stop in ((0, half), *steps):
         given = {name: batch[name] for name in whole} | {"use_cache": True, audited.name: audited.inputs[:, start:stop]}
-        if "attention_mask" in batch:
-            given["attention_mask"] = batch["attention_mask"][:, :stop]
-        if "position_ids" in batch:
-            given["position_ids"] = batch["position_ids"][:, start:stop]
+        if mask_name in batch:
+            given[mask_name] = batch[mask_name][:, :stop]
+        if positions_name in batch:
+            given[positions_name] = batch[positions_name][:, start:stop]
         if state is not None:
             given[cache] = state
         result = _call(audited, given)
@@ -148,7 +156,7 @@ def _run(audited: AuditedModel, given: dict[str, Any]) -> Tensor:
 
 
 def _call(audited: AuditedModel, given: dict[str, Any]) -> Any:
-    audited.forwards += 1
+    audited.count()
     with torch.random.fork_rng():
         torch.manual_seed(audited.seed)
         return call_model(audited.model, given) if "past_key_values" not in given else audited.model(**given)

@@ -115,7 +115,7 @@ def checked(padding: Any) -> Tensor:
     readable = mask.layout == torch.strided and not has_no_values(mask) and not mask.is_complex()
     if not readable or mask.ndim != 2 or not bool((mask.double() >= 0).all()):
         raise ClearheadError(
-            f"watch: padding has dtype {mask.dtype}, shape {tuple(mask.shape)}; expected a tokenizer's attention mask, "
+            f"padding has dtype {mask.dtype}, shape {tuple(mask.shape)}; expected a tokenizer's attention mask, "
             "(B, L), 1 or more for a word and 0 for padding."
         )
     return mask != 0
