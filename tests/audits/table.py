@@ -55,13 +55,16 @@ def describe_case(case: Row) -> tuple[str, str]:
         return "**leaks**", _describe_path(case["findings"], found)
     holds, text = case["tests"]["influence"]
     if holds is None or any(code == "outputs-random" for _, code, *_ in case["findings"] + case["once"]):
-        return "not examined", _escape(text if holds is None else "two runs differ")
+        return "not examined", _escape(text.removeprefix("not examined: ") if holds is None else "two runs differ")
     wrong = [code for test, code, *_ in case["findings"] if test in ("given", "computed")]
     if wrong:
         return "mask differs", ", ".join(dict.fromkeys(wrong))
     rounding = ROUNDING.search(text)
-    once = [f"seen with one seed of two: {code}" for test, code, *_ in case["once"] if test in DEPENDENCE]
-    return ("rounding" if rounding else "exact"), ", ".join(dict.fromkeys(once))
+    left = re.search(r"not examined: ([^;]+)", text)
+    notes = [f"partly, for {left[1]}"] if left else []
+    notes += [case["note"]] if "note" in case else []
+    notes += [f"seen with one seed of two: {code}" for test, code, *_ in case["once"] if test in DEPENDENCE]
+    return ("rounding" if rounding else "exact"), ", ".join(dict.fromkeys(notes))
 
 
 def _describe_path(findings: list[list[Any]], found: list[list[Any]]) -> str:
@@ -179,10 +182,12 @@ How to read a cell:
 
 The batches: **plain** has no padding; **right padding** and **left padding** have four padded positions in the second
 sequence, by `attention_mask`; **packed** has two documents in each row, by `position_ids` that begin again, without
-`attention_mask`. The **cache** of the plain batch is used token by token and in chunks: *equal* is a difference of at
-most 1e-3 of the outputs' size. An architecture with a leak can be used all the same: it needs batches without padding,
-or one document in each row, or another mask. The backend is the one that the model takes by itself; on another one the
-result can differ, so audit your own model as [the guide](guides/auditing.md) shows.
+`attention_mask` and without a cache. Models whose positions have three axes read documents from `position_ids` of shape
+(4, B, L) alone, where the first row is that of the text. The **cache** of the plain batch is used token by token and in
+chunks: *equal* is a difference of at most 1e-3 of the outputs' size, or of what rounding does. An architecture with a
+leak can be used all the same: it needs batches without padding, or one document in each row, or another mask. The
+backend is the one that the model takes by itself; on another one the result can differ, so audit your own model as
+[the guide](guides/auditing.md) shows.
 
 To audit some again: `.venv/bin/python tests/every_audit.py STATE llama opt`, where STATE is a file for the results;
 without names, it goes on with all that the file does not hold; then `--write`.
