@@ -40,6 +40,7 @@ from clearhead.models.watch import watch_own
 
 PROBES = 2  # that change many inputs
 FORWARDS = {"outputs": 9, "layers": 14, "all": 30}  # about so many, by level
+NO_ENCODER_REACH = "the keys of the cross attention of each layer are not recorded, or no positions of the inputs"
 TESTS = ["given", "computed", "influence", "layer", "gradient", "same"]  # as a report lists them
 
 
@@ -165,7 +166,7 @@ def _audit_whole(
     if audited.reads_encoder:
         reach = expectation.find_encoder_reach()
         if reach is None:
-            return [AuditTest("influence", None, "the cross attention of the model is not recorded for each layer")], {}
+            return [AuditTest("influence", None, NO_ENCODER_REACH)], {}
         positions = Positions(reach, expectation.tokens, expectation.encoder_tokens)
     else:
         positions = Positions(expectation.find_reach(), expectation.tokens)

@@ -79,7 +79,7 @@ class Expectation:
         """
         both = [tokens for tokens in (self.tokens, self.encoder_tokens) if tokens is not None and tokens.shape == shape]
         if len(both) == 2:  # an encoder's block and a decoder's block have one shape
-            both = both[1:] if any(c.layer.stack == "encoder" for c, _ in self._find_calls(name)) else both[:1]
+            both = both[1:] if any(self._in_encoder(c) for c, _ in self._find_calls(name)) else both[:1]
         if not both:
             return None
         (tokens,) = both
@@ -97,7 +97,7 @@ class Expectation:
 
     def _in_encoder(self, call: AttentionCall) -> bool:
         """Whether a call is in the encoder of an encoder-decoder."""
-        return self.encoder_tokens is not None and call.layer.stack == "encoder"
+        return self.encoder_tokens is not None and "encoder" in call.layer.stack.split(".")
 
     def _is_whole(self, call: AttentionCall, tokens: Tensor) -> bool:
         """Whether a call is self attention of the whole sequence."""
@@ -152,7 +152,8 @@ def pair_with_masks(calls: Sequence[AttentionCall], expected: Any) -> list[tuple
 
 def _find_calls(calls: Sequence[AttentionCall], which: Any) -> set[int]:
     """The numbers of the calls that "encoder", "decoder", "cross", or a layer names."""
-    found = {n for n, call in enumerate(calls) if which == (call.layer.stack if call.kind == "self" else call.kind)}
+    kinds = [call.layer.stack.split(".") if call.kind == "self" else [call.kind] for call in calls]
+    found = {number for number, names in enumerate(kinds) if which in names}
     return found or set(chosen_calls(calls, which, "audit"))
 
 

@@ -92,6 +92,9 @@ def _run_alone(audited: AuditedModel, positions: Positions) -> Iterator[Piece]:
     mask_name, positions_name = _name_masks(audited)
     rows, length = audited.shape
     mask = audited.batch.get(mask_name)
+    tensors = [value for value in audited.batch.values() if isinstance(value, Tensor) and value.ndim]
+    if any(len(value) != rows for value in tensors):  # such as the patches of all images
+        return
     groups = positions.list_groups()
     found = 0
     for group in groups:
@@ -104,7 +107,7 @@ def _run_alone(audited: AuditedModel, positions: Positions) -> Iterator[Piece]:
             own = name.startswith("decoder_") or mask_name == "attention_mask"  # not of the encoder before a decoder
             if isinstance(value, Tensor) and own and value.shape[:2] == (rows, length):
                 value = value[:, start:stop]
-            piece[name] = value[sequence : sequence + 1] if isinstance(value, Tensor) and len(value) == rows else value
+            piece[name] = value[sequence : sequence + 1] if isinstance(value, Tensor) and value.ndim else value
         piece.pop(mask_name, None)
         piece.pop(positions_name, None)
         if mask is not None and mask.ndim == 4:  # a mask of pairs
