@@ -16,7 +16,7 @@ from zoo.trial import NotBuiltError, small_model
 import clearhead as ch
 from clearhead.masks.base import Mask, all_keys
 from clearhead.models.audits.audit import audit
-from clearhead.models.audits.audit_report import AuditReport
+from clearhead.models.audits.audit_report import AuditReport, Position
 from clearhead.problem._recorded import RecordedMask
 
 SEEDS = 0, 1  # a finding of the first is repeated with the others
@@ -48,6 +48,7 @@ GROUPS = (
         "the configuration's `layer_types`: causal, and beside it compressed keys of groups of earlier positions",
         ("deepseek_v4",),
     ),
+    Group("causal", "the model's forward: causal, where `token_type_ids` name no prefix", ("paligemma",)),
     Group("given", "none: self attention and cross attention are one softmax", ("t5gemma2",)),
     Group("given", "none: a causal encoder, and a canvas whose positions attend to each other", ("diffusion_gemma",)),
     Group(
@@ -141,7 +142,7 @@ def make_mask(kind: str, batch: dict[str, Any], recorded: bool, documents: Mask 
         return words
 
     def expect(call: Any) -> Any:
-        in_encoder = "encoder" in call.layer.stack.split(".")
+        in_encoder = any(part.endswith("encoder") for part in call.layer.stack.split("."))
         if kind == "seq2seq" and (in_encoder or (call.kind == "cross" and "decoder_input_ids" in batch)):
             return None
         is_of_words = call.kind == "self" and call.shape[-2:] == (length, length)
@@ -249,4 +250,32 @@ def audit_repeatedly(model: Any, batch: dict[str, Any], mask: Any, case: str) ->
             both,
             f"{text}; {'not examined: ' * (test.holds is None)}{test.text[:300]}".removeprefix("; "),
         ]
+    leak = next((f for f in report.findings if f.test == "influence" and f.output and f.source), None)
+    if leak is not None and not any(f.test in ("given", "layer") for f in report.findings):
+        found["place"] = find_first_module(model, batch, leak.output, leak.source)
     return {"tests": tests, **found}
+
+
+@torch.no_grad()
+def find_first_module(model: Any, batch: dict[str, Any], output: Position, source: Position) -> str:
+    """The first module, in the order of the computation, whose output at a position depends on another position."""
+    ids = batch["input_ids"]
+    other = ids.clone()
+    other[source] = next(number for number in ids.unique().tolist() if number != ids[source])
+    names, runs = {module: name for name, module in model.named_modules()}, []
+    for given in (ids, other):
+        found: list[tuple[str, Tensor]] = []
+
+        def keep(module: Any, _: Any, result: Any, found: list[tuple[str, Tensor]] = found) -> None:
+            first = result[0] if isinstance(result, tuple) else result
+            if isinstance(first, Tensor) and first.ndim == 3 and first.shape[:2] == ids.shape and names[module]:
+                found.append((names[module], first[output].clone()))
+
+        handles = [module.register_forward_hook(keep) for module in names]
+        torch.manual_seed(0)
+        model(**{**batch, "input_ids": given})
+        for handle in handles:
+            handle.remove()
+        runs.append(found)
+    pairs = zip(*runs, strict=True)
+    return next((name for (name, one), (_, two) in pairs if not torch.equal(one, two)), "")

@@ -19,7 +19,7 @@ DEPENDENCE = ("influence", "layer", "gradient")  # tests of what outputs depend 
 CACHE = {"cache-differs": "token by token", "chunks-differ": "in chunks"}
 ROUNDING = re.compile(r"move by rounding alone, (\S+) of")
 SIZE = re.compile(r"by (\S+) of its size")
-PLACE = re.compile(r"on input (?:\([^)]*\)|None), (.*)$")
+PLACE = re.compile(r"on input (?:\([^)]*\)|None), (?:.*, )?(in .*|between .*|before .*)$")
 MODULE = re.compile(r"\b\w+(?:\.\w+)+\b|(?<=of )\w+|(?<=^in )\w+$")
 SOURCES = {  # codes of findings: the inputs that outputs depend on
     "padding-reaches-outputs": "padding",
@@ -52,7 +52,7 @@ def describe_case(case: Row) -> tuple[str, str]:
         return "not examined", _escape(case["error"])
     found = [finding for finding in case["findings"] if finding[0] in DEPENDENCE and finding[1] in SOURCES]
     if found:
-        return "**leaks**", _describe_path(case["findings"], found)
+        return "**leaks**", _describe_path(case["findings"], found, case.get("place", ""))
     holds, text = case["tests"]["influence"]
     if holds is None or any(code == "outputs-random" for _, code, *_ in case["findings"] + case["once"]):
         return "not examined", _escape(text.removeprefix("not examined: ") if holds is None else "two runs differ")
@@ -67,7 +67,7 @@ def describe_case(case: Row) -> tuple[str, str]:
     return ("rounding" if rounding else "exact"), ", ".join(dict.fromkeys(notes))
 
 
-def _describe_path(findings: list[list[Any]], found: list[list[Any]]) -> str:
+def _describe_path(findings: list[list[Any]], found: list[list[Any]], first: str) -> str:
     """Which inputs leak, and by which path: the mask that attention is given, or the first module of a block."""
     source = SOURCES[found[0][1]]
     if any(test == "given" for test, *_ in findings):
@@ -79,7 +79,7 @@ def _describe_path(findings: list[list[Any]], found: list[list[Any]]) -> str:
             if inner != place[1]:
                 return f"{source}, in `{module}.{inner}`"
             return f"{source}, in `{module}`, {MODULE.sub(lambda name: f'`{name[0]}`', inner)}"
-    return f"{source}, outside of the blocks"
+    return f"{source}, first in `{first}`" if first else f"{source}, outside of the blocks"
 
 
 def describe_cache(case: Row) -> tuple[str, str]:

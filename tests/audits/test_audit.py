@@ -177,6 +177,26 @@ def test_keys_of_two_kinds_in_one_softmax_are_not_examined():
     assert [test.holds for test in report.tests if test.name == "influence"] == [None, True], report
 
 
+def test_an_encoder_of_any_name_is_an_encoder():
+    class TextEncoder(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            bart = EncoderAndDecoder(True).bart
+            self.text_encoder, self.text_decoder, self.config = bart.encoder, bart.decoder, bart.config
+
+        def forward(self, input_ids, decoder_input_ids):
+            encoded = self.text_encoder(input_ids=input_ids)[0]
+            return self.text_decoder(decoder_input_ids, encoder_hidden_states=encoded, use_cache=False)
+
+    def expect(call):
+        return CAUSAL if call.layer.stack == "text_decoder" and call.kind == "self" else None
+
+    batch = {"input_ids": IDS, "decoder_input_ids": IDS.flip(1).contiguous()}
+    report = audit(TextEncoder(), batch, expect)
+    assert report.ok, report
+    assert [test.holds for test in report.tests if test.name == "influence"] == [True, True], report
+
+
 def test_a_recording_has_the_tests_that_need_no_model():
     model = make_llama(register_backend("inverted"))
     warned = pytest.warns(UserWarning, match="is not that of its record")

@@ -97,7 +97,8 @@ class Expectation:
 
     def _in_encoder(self, call: AttentionCall) -> bool:
         """Whether a call is in the encoder of an encoder-decoder."""
-        return self.encoder_tokens is not None and "encoder" in call.layer.stack.split(".")
+        parts = call.layer.stack.split(".")  # such as "text_encoder", or "encoder.text_model"
+        return self.encoder_tokens is not None and any(part.endswith("encoder") for part in parts)
 
     def _is_whole(self, call: AttentionCall, tokens: Tensor) -> bool:
         """Whether a call is self attention of the whole sequence."""
