@@ -197,6 +197,25 @@ def test_an_encoder_of_any_name_is_an_encoder():
     assert [test.holds for test in report.tests if test.name == "influence"] == [True, True], report
 
 
+def test_the_words_after_an_image_are_examined():
+    class Captions(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            bart = EncoderAndDecoder(True).bart
+            self.patches, self.encoder = torch.nn.Linear(3 * 16, 32), bart.encoder
+            self.decoder, self.config = bart.decoder, bart.config
+
+        def forward(self, pixel_values, decoder_input_ids):
+            patches = self.patches(pixel_values.unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 1, 4, 5).flatten(3))
+            encoded = self.encoder(inputs_embeds=patches.flatten(1, 2))[0]
+            return self.decoder(decoder_input_ids, encoder_hidden_states=encoded, use_cache=False)
+
+    batch = {"pixel_values": torch.randn(2, 3, 16, 20), "decoder_input_ids": IDS}
+    report = audit(Captions(), batch, expect_of_bart)
+    assert report.ok, report
+    assert [test.holds for test in report.tests if test.name == "influence"] == [None, True], report
+
+
 def test_a_recording_has_the_tests_that_need_no_model():
     model = make_llama(register_backend("inverted"))
     warned = pytest.warns(UserWarning, match="is not that of its record")

@@ -117,10 +117,11 @@ def audit(
     with bar(FORWARDS[level] * len(names), "forward passes") as progress:
         first, *others = [AuditedModel(model, batch, name, output, seed, progress.update) for name in names]
         calls, blocks, why = _run_recorded(first, padding, level)
-        if first.objection:
+        with_positions = next((audited for audited in (first, *others) if not audited.objection), None)
+        if with_positions is None:
             tokens, encoder_tokens = _find_tokens_of_blocks(blocks), None
         else:
-            tokens, encoder_tokens = _find_tokens(first, padding)
+            tokens, encoder_tokens = _find_tokens(with_positions, padding)
         expectation = Expectation(mask, tokens, encoder_tokens, calls)
         tests = [audit_given(expectation.calls) if calls else AuditTest("given", None, why)]
         if level != "outputs" and calls:
