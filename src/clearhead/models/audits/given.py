@@ -230,6 +230,7 @@ def _describe(call: AttentionCall, expected: Mask, what: str, row: WorstRow) -> 
 
 
 CAUSES = {  # what differs, by the code of the finding
+    "mask-added": "a bool mask that the backend adds to the scores as 0 and 1: pass floats, 0 and −inf, or use sdpa.",
     "mask-inverted": "a mask of the opposite meaning. True means 'may attend' to SDPA and transformers, and 'may not' "
     "to the masks of torch.nn's modules.",
     "causal-upper-left": "a causal mask aligned at the upper left, as is_causal=True of SDPA; or the empty slots of a "
@@ -256,6 +257,9 @@ def find_cause(call: AttentionCall, expected: Mask, pairs: Pairs, what: str, row
 def _find_code(problem: Problem, expected: str, pairs: Pairs, what: str, row: WorstRow) -> str:
     sizes, keys = problem.sizes, row.keys.tolist()
     later = min(keys) > row.position
+    dense = None if problem.bias is None else problem.bias.dense
+    if dense is not None and dense.unique().tolist() == [0, 1]:
+        return "mask-added"
     if pairs.both is None:
         return "mask-inverted"
     if keys in ([row.position], [row.position + 1]) and sizes.keys > 2:
