@@ -149,11 +149,13 @@ def assert_attends(
     >>> block, x = ch.nn.MultiHeadAttention(16, 4), torch.rand(1, 6, 16)
     >>> ch.assert_attends(lambda x: block(x, x, x, mask=ch.Causal()), x, ch.Causal())
     """
+    __tracebackhide__ = True  # pytest shows the line of the test
     raise_findings(audit(model, batch, mask, **options))
 
 
 def raise_findings(report: AuditReport) -> None:
     """Raise an AssertionError with a report, where it has findings."""
+    __tracebackhide__ = True
     if not report.ok:
         raise AssertionError(f"\n{report}")
 
