@@ -69,6 +69,9 @@ def test_vectors_and_tuples():
     x = make_vectors()
     assert audit(Block(True), x, CAUSAL).ok
     assert audit(Block(True), (x,), CAUSAL, level="all").ok
+    report = audit(lambda x: x + x.mean(1, keepdim=True), x, CAUSAL)
+    assert results(report) == {"given": None, "influence": False}
+    assert [finding.code for finding in report.findings] == ["later-positions-reach-outputs"]
     assert [f.code for f in audit(Block(False), x, CAUSAL).findings][:2] == ["not-causal", "mask-ignored"]
 
 
@@ -328,7 +331,7 @@ def test_forward_passes_are_counted_on_the_way():
 
 
 def test_the_ranks_of_a_spread_model_run_one_batch():
-    ranks = on_ranks(2, "ranks.audits:audit_spread_models")
+    ranks = on_ranks(2, "ranks.audited_models:audit_spread_models")
     assert ranks[0] == ranks[1]
     for healthy, faulty in ranks[0].values():
         assert healthy["ok"] and "documents-mix" in str(faulty)

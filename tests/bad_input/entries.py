@@ -320,7 +320,7 @@ ENTRIES: dict[str, Entry] = {
     ),
     "diagnose": E(
         "functions",
-        lambda **given: torch.tensor(float(len(ch.diagnose(**given).looked_for))),
+        lambda **given: torch.tensor(float(len(ch.diagnose(**given).unexamined))),
         QKV | OPTIONS,
         {name: kinds for name, kinds in options().items() if name != "engine"}
         | {"query": UNREAD, "key": UNREAD, "value": UNREAD | {"tensor of another size": "same"}},

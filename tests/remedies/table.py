@@ -899,6 +899,17 @@ CASES = [
         ),
     ),
     case(
+        "other_output().diagnose()",
+        ("another backend", "torch.tensor(len(watched(values=True).diagnose().errors)) # @", "torch.tensor(0)"),
+        (
+            "ch.audit",
+            "torch.tensor(@(other_output(), Causal()).findings[0].code == 'first-key-masked')",
+            "torch.tensor(True)",
+        ),
+        setup="def other_output():\n    seen = watched(values=True)\n"
+        "    seen[0].outcome.output = plain(q, q, q, five & (torch.arange(5) > 0))\n    return seen\n",
+    ),
+    case(
         "ch.audit(watched(), 'causal')",
         ("ch.Causal()", "torch.tensor(ch.audit(watched(), @).ok)", "torch.tensor(True)"),
         ("a dict by layer", "torch.tensor(ch.audit(watched(), {0: Causal()}).ok) # @", "torch.tensor(True)"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from functools import reduce
 from itertools import chain
 from operator import and_
@@ -14,26 +15,32 @@ import torch
 
 from clearhead.base.errors import ClearheadError
 from clearhead.base.output.text import printable
-from clearhead.cli.texts import checked, model_of
+from clearhead.cli.texts import checked, is_causal, model_of
 from clearhead.masks.base import Mask
 from clearhead.masks.causal import Causal
 from clearhead.masks.documents import Documents
 from clearhead.masks.sliding_window import SlidingWindow
-from clearhead.models.audits.audit import audit
+from clearhead.models.audits.audit import FORWARDS, audit
 from clearhead.models.loading import quiet
-
-FORWARDS = {"outputs": 9, "layers": 16, "all": 30}  # about so many, for the estimate that is printed first
+from clearhead.models.model_calls import call_without_grad
 
 
 def run(options: argparse.Namespace) -> int:
     """`clearhead audit` with these options. Returns 0 where the model attends as expected, and 1 where not."""
-    model, tokenizer, folder = model_of(options, head=None)
+    model, tokenizer, folder = model_of(options, head=False)
+    if model.config.is_encoder_decoder:
+        raise ClearheadError(f"clearhead audit: {type(model).__name__} has two stacks; expected a model of one.")
     texts = [checked(text, f"text {number}") for number, text in enumerate(options.text, 1)]
     with quiet():
         batch, lengths = make_batch(tokenizer, texts, options.max_length, options.packed)
     mask = make_mask(options, lengths, model)
     shape = " × ".join(map(str, batch["input_ids"].shape))
-    print(f"Audit of {printable(str(folder))}: {shape} ids, about {FORWARDS[options.level]} passes.", file=sys.stderr)
+    passes = FORWARDS[options.level]
+    start = time.perf_counter()
+    call_without_grad(model, batch)
+    seconds = (time.perf_counter() - start) * passes
+    told = f"{shape} ids, about {passes} forward passes, {seconds:.0f} seconds"
+    print(f"Audit of {printable(str(folder))}: {told}.", file=sys.stderr)
     with quiet():
         report = audit(model, batch, mask, level=options.level, seed=options.seed)
     text = json.dumps(report.to_dict(), indent=1) if options.json else str(report)
@@ -68,7 +75,7 @@ def make_mask(options: argparse.Namespace, lengths: list[int], model: Any) -> Ma
     """The expected mask that the options name; None for every key."""
     if options.window is not None and options.window < 1:
         raise ClearheadError(f"--window is {options.window}; expected how many keys a query sees, 1 or more.")
-    causal = (options.mask or ("causal" if model.can_generate() else "full")) == "causal"
+    causal = (options.mask or ("causal" if is_causal(model.config) else "full")) == "causal"
     parts: list[Mask] = [Causal()] if causal else []
     if options.window is not None:
         parts.append(SlidingWindow(before=options.window - 1))

@@ -247,8 +247,8 @@ class Recording(RecordedCalls):
         >>> print(seen.diagnose().warnings[0].evidence)
         The scores of a query have a standard deviation of ...; divided by √64 it would be ...
 
-        Values, and errors against float64, are checked with `watch(values=True)` alone. Cost: a pass over each call's
-        pairs.
+        Values, outputs, and errors against float64 are checked with `watch(values=True)` alone. Cost: a pass over each
+        call's pairs.
         """
         self.check_complete("diagnose")
         named = zip(self.calls, self._labels, strict=True)

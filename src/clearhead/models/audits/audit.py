@@ -22,7 +22,7 @@ from clearhead.models.audits.arguments import (
     validate_level,
 )
 from clearhead.models.audits.audit_report import AuditReport, AuditTest, Level
-from clearhead.models.audits.audited_model import DECODER_INPUTS, AuditedModel, find_inputs, share_batch
+from clearhead.models.audits.audited_model import DECODER_INPUTS, DROPOUT, AuditedModel, find_inputs, share_batch
 from clearhead.models.audits.blocks import Block, record_blocks
 from clearhead.models.audits.computed import audit_computed
 from clearhead.models.audits.expectation import Expectation, Expected, describe_mask, pair_with_masks
@@ -99,7 +99,7 @@ def audit(
         An `AuditReport`: `print(report)`, `report.ok`, `report.findings`, `report.to_dict()`.
 
     Raises:
-        ClearheadError: If the mask fits no call, or the batch has no input to change.
+        ClearheadError: If the mask fits no call, the batch has no input to change, or no test could examine the model.
 
     Cost: 9 forward passes for "outputs"; for "layers" about 13, and a pass over each call's scores; for "all" about 25,
     some with a backward pass. A bar on a terminal counts them. Memory: the inputs of all blocks and attention calls.
@@ -125,7 +125,8 @@ def audit(
         expectation = Expectation(mask, tokens, encoder_tokens, calls)
         tests = [audit_given(expectation.calls) if calls else AuditTest("given", None, why)]
         if level != "outputs" and calls:
-            tests.append(audit_computed(expectation.calls))
+            dropped = AuditTest("computed", None, DROPOUT) if first.has_dropout else None
+            tests.append(dropped or audit_computed(expectation.calls))
         coverage: dict[str, float] = {}
         for audited in (first, *others):
             whole, shares = _audit_whole(audited, expectation, level)
@@ -149,11 +150,13 @@ def assert_attends(
     >>> block, x = ch.nn.MultiHeadAttention(16, 4), torch.rand(1, 6, 16)
     >>> ch.assert_attends(lambda x: block(x, x, x, mask=ch.Causal()), x, ch.Causal())
     """
+    __tracebackhide__ = True  # pytest shows the line of the test
     raise_findings(audit(model, batch, mask, **options))
 
 
 def raise_findings(report: AuditReport) -> None:
     """Raise an AssertionError with a report, where it has findings."""
+    __tracebackhide__ = True
     if not report.ok:
         raise AssertionError(f"\n{report}")
 
@@ -173,7 +176,12 @@ def _audit_whole(
         positions = Positions(expectation.find_reach(), expectation.tokens)
     probes, coverage = choose_probes(positions, PROBES, torch.Generator().manual_seed(audited.seed))
     differentiate = partial(_differentiate, audited)
-    tests = [audit_influence(audited, differentiate, positions, probes, PROBES)]
+    try:
+        tests = [audit_influence(audited, differentiate, positions, probes, PROBES)]
+    except ShapeError as error:
+        if audited.picks_output:
+            raise
+        return [AuditTest("influence", None, str(error).removeprefix("audit: ").replace("\n", " "))], {}
     if level == "all" and isinstance(audited.model, nn.Module):
         tests.append(audit_gradient(differentiate, positions, probes))
         if not audited.reads_encoder:  # the outputs have no pieces that belong to pieces of the inputs

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from clearhead.base.output.text import said
 from clearhead.biases.base import Added
-from clearhead.inspection.reductions.by_query import LogSumExp, MaxScore, Output
-from clearhead.inspection.source import FromRecord
-from clearhead.inspection.weights import Weights
+from clearhead.inspection.deviation import Deviation, measure_deviation
 from clearhead.masks.base import Mask, Spans
 from clearhead.masks.causal import Causal
 from clearhead.masks.padding import Padding
@@ -22,14 +19,8 @@ from clearhead.models.audits.given import infinite_bias
 from clearhead.models.recordings.attention_call import AttentionCall
 from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.problem import Problem
-from clearhead.problem.record import now
 from clearhead.problem.visible import Visible, resolve
 from clearhead.scores.base import Pairwise
-
-# The largest `Deviation.ratio` that is rounding. Healthy backends gave at most 0.25 in half precision, and 1.5 in
-# float32; a window of 1,024 keys that is wrong by one key gives 1 in bfloat16, and 70,000 in float32. Eager attention
-# of float64 has a softmax in float32.
-LARGEST_RATIO = {torch.float64: 32.0, torch.float32: 32.0, torch.float16: 0.6, torch.bfloat16: 0.6}
 
 
 class Mistake(NamedTuple):
@@ -38,42 +29,6 @@ class Mistake(NamedTuple):
     code: str
     text: str
     problem: Problem
-
-
-class Deviation(NamedTuple):
-    """The row of a call whose output is farthest from a formula, as a multiple of its expected rounding.
-
-    `ratio`: |output − formula| ÷ (ε (|formula| + (1 + max|s|) √(max w · Σ_j w_j |v_j|²))), of the row's vectors: the
-    rounding of the result, and of each weight and score. `row`: its sequence, head and query.
-    """
-
-    ratio: float
-    row: tuple[int, int, int]
-
-
-@torch.no_grad()
-def measure_deviation(problem: Problem, value: Tensor, output: Tensor, uncounted: Tensor | None) -> Deviation:
-    """Compare an output (B, H, Lq, Ev) with softmax(scores) · value, row by row.
-
-    `uncounted`: rows that are left out, bool, which broadcasts to (B, H, Lq), beside fully masked rows.
-    """
-    weights = Weights(FromRecord(now(problem), {}), "tiled")  # plain operations: the kernel of no backend
-    wide = value if value.dtype == torch.float64 else value.float()
-    both = torch.cat([wide, wide.square().sum(-1, keepdim=True)], -1)
-    found, lse, best = weights.reduce(Output(both), LogSumExp(), MaxScore())
-    formula, squares = found[..., :-1], found[..., -1]
-    largest = torch.exp(best - lse)
-    rounding = formula.norm(dim=-1) + (1 + best.abs()) * (largest * squares).sqrt()
-    dtypes = problem.query.dtype, value.dtype, output.dtype  # under autocast they may differ
-    eps = max(max(torch.finfo(dtype).eps for dtype in dtypes), torch.finfo(torch.float32).eps)
-    ratio = (output.to(formula.dtype) - formula).norm(dim=-1) / (eps * rounding).clamp_min(1e-30)
-    ignored = lse == -torch.inf
-    ratio = ratio.masked_fill(ignored if uncounted is None else ignored | uncounted, 0.0).nan_to_num(torch.inf)
-    if not ratio.numel():
-        return Deviation(0.0, (0, 0, 0))
-    place = int(ratio.flatten().argmax())
-    sequence, head, query = map(int, np.unravel_index(place, tuple(ratio.shape)))
-    return Deviation(float(ratio.flatten()[place]), (sequence, head, query))
 
 
 def audit_computed(calls: list[tuple[AttentionCall, Mask]]) -> AuditTest:
@@ -88,7 +43,7 @@ def audit_computed(calls: list[tuple[AttentionCall, Mask]]) -> AuditTest:
         uncounted = _uncounted_rows(call)
         problem = _expected_problem(call, expected)
         found = measure_deviation(problem, value, outcome.output, uncounted)
-        if found.ratio <= _tolerance(call, value, outcome.output):
+        if found.is_rounding:
             continue
         code = findings[0].code if findings else None
         findings.append(_explain(call, expected, problem, value, outcome.output, uncounted, found, code))
@@ -98,12 +53,6 @@ def audit_computed(calls: list[tuple[AttentionCall, Mask]]) -> AuditTest:
         text = f"{len(findings)} of {examined} calls compute another formula"
         return AuditTest("computed", False, text, tuple(findings))
     return AuditTest("computed", True, f"each of {examined} calls equals softmax(scores) · value with this mask")
-
-
-def _tolerance(call: AttentionCall, value: Tensor, output: Tensor) -> float:
-    """The largest ratio that is rounding, by the coarsest dtype of a call."""
-    dtypes = sorted((call.query.dtype, value.dtype, output.dtype), key=lambda dtype: torch.finfo(dtype).eps)
-    return LARGEST_RATIO[dtypes[-1]]
 
 
 def _uncounted_rows(call: AttentionCall) -> Tensor | None:
@@ -145,7 +94,7 @@ def _explain(
 
     `only`: the code of the mistakes that are tried, those of the first call that differs; None tries all.
     """
-    most, (sequence, head, query) = _tolerance(call, value, output), found.row
+    sequence, head, query = found.row
     others = (torch.arange(problem.sizes.heads, device=value.device) != head).view(1, -1, 1)  # they may be right
     uncounted = others if uncounted is None else others | uncounted
     code, what = "formula-differs", "none of the known mistakes"
@@ -155,7 +104,7 @@ def _explain(
         given = value
         if mistake.problem.key.shape[1] != value.shape[1]:  # tiled key heads have tiled values
             given = value.repeat(1, mistake.problem.key.shape[1] // value.shape[1], 1, 1)
-        if measure_deviation(mistake.problem, given, output, uncounted).ratio <= most:
+        if measure_deviation(mistake.problem, given, output, uncounted).is_rounding:
             code, what = mistake.code, mistake.text
             break
     text = (

@@ -35,17 +35,12 @@ def audit_given(calls: list[tuple[AttentionCall, Mask]]) -> AuditTest:
         pairs = known.find(call, expected)
         if pairs.extra is None and pairs.missing is None:
             continue
-        rows = [
-            (what, find_worst_row(call, part, share, pairs.rows))
-            for what, part, share in zip(
-                ("leaked", "hidden"), (pairs.extra, pairs.missing), compute_shares(call, pairs), strict=True
-            )
-            if part is not None
-        ]
-        # NaN is a difference too
-        worst = max(rows, key=lambda row: (row[1].share != row[1].share, row[1].share))
-        if not worst[1].share <= TOLERANCE:
-            wrong.append((call, expected, pairs, *worst))
+        shares = compute_shares(call, pairs)
+        for queries in (pairs.attending, ~pairs.attending & pairs.rows):
+            what, row = _find_worst(call, pairs, shares, queries)
+            if not row.share <= TOLERANCE:  # NaN is a difference too
+                wrong.append((call, expected, pairs, what, row))
+                break
     if not wrong:
         return AuditTest("given", True, f"each of {len(calls)} attention calls was given this mask")
     findings = []
@@ -58,16 +53,30 @@ def audit_given(calls: list[tuple[AttentionCall, Mask]]) -> AuditTest:
     return AuditTest("given", False, text, tuple(findings))
 
 
+def _find_worst(
+    call: AttentionCall, pairs: Pairs, shares: tuple[Tensor, Tensor], queries: Tensor
+) -> tuple[str, WorstRow]:
+    """Whether a mask "leaked" or "hidden" most of the softmax of these queries, and the row where it did."""
+    rows = [
+        (what, find_worst_row(call, part, share, queries))
+        for what, part, share in zip(("leaked", "hidden"), (pairs.extra, pairs.missing), shares, strict=True)
+        if part is not None
+    ]
+    return max(rows, key=lambda row: (row[1].share != row[1].share, row[1].share))
+
+
 class Pairs(NamedTuple):
     """The pairs of a call and of an expected mask, in three disjoint parts; None for a part without a pair.
 
-    `rows`, bool (B or 1, H or 1, Lq or 1): the queries that see a key in any part.
+    `rows`, bool (B or 1, H or 1, Lq or 1): the queries that see a key in any part. `attending`: those that are
+    expected to see one; the others, such as padding, are judged after them.
     """
 
     both: Visible | None
     extra: Visible | None  # allowed by the call alone
     missing: Visible | None  # allowed by the expected mask alone
     rows: Tensor
+    attending: Tensor
 
 
 class KnownPairs:
@@ -108,7 +117,7 @@ def pairs_of(call: AttentionCall, expected: Mask) -> Pairs:
     there = 0 not in sizes.shape  # the mask of an empty batch has pairs too
     found = (part if there and bool(some.any()) else None for part, some in zip(parts, rows, strict=True))
     both, extra, missing = found
-    return Pairs(both, extra, missing, rows[0] | rows[1] | rows[2])
+    return Pairs(both, extra, missing, rows[0] | rows[1] | rows[2], rows[0] | rows[2])
 
 
 def _allowed(call: AttentionCall) -> Mask:
@@ -221,6 +230,7 @@ def _describe(call: AttentionCall, expected: Mask, what: str, row: WorstRow) -> 
 
 
 CAUSES = {  # what differs, by the code of the finding
+    "mask-added": "a bool mask that the backend adds to the scores as 0 and 1: pass floats, 0 and −inf, or use sdpa.",
     "mask-inverted": "a mask of the opposite meaning. True means 'may attend' to SDPA and transformers, and 'may not' "
     "to the masks of torch.nn's modules.",
     "causal-upper-left": "a causal mask aligned at the upper left, as is_causal=True of SDPA; or the empty slots of a "
@@ -247,6 +257,9 @@ def find_cause(call: AttentionCall, expected: Mask, pairs: Pairs, what: str, row
 def _find_code(problem: Problem, expected: str, pairs: Pairs, what: str, row: WorstRow) -> str:
     sizes, keys = problem.sizes, row.keys.tolist()
     later = min(keys) > row.position
+    dense = None if problem.bias is None else problem.bias.dense
+    if dense is not None and dense.unique().tolist() == [0, 1]:
+        return "mask-added"
     if pairs.both is None:
         return "mask-inverted"
     if keys in ([row.position], [row.position + 1]) and sizes.keys > 2:
@@ -262,4 +275,5 @@ def _find_code(problem: Problem, expected: str, pairs: Pairs, what: str, row: Wo
         return "packed-mask-ignored"
     if "SlidingWindow" in expected:
         return "window-lost"
-    return "padding-mask-lost" if problem.visible is None else "mask-differs"
+    names_padding = any(name in expected for name in ("Padding", "Lengths"))
+    return "padding-mask-lost" if names_padding or problem.visible is None else "mask-differs"

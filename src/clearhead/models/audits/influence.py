@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
 from clearhead.models.audits.audit_report import AuditFinding, AuditTest
 from clearhead.models.audits.audited_model import AuditedModel
-from clearhead.models.audits.movement import LEAK_CODES, Differentiate, Influence, compare_outputs, measure_influence
+from clearhead.models.audits.movement import LEAK_CODES, Differentiate, Influence, measure_influence
 from clearhead.models.audits.probes import Positions, Probe, choose_probes
 
 
@@ -23,14 +23,13 @@ def audit_influence(
     Ids go through all that a model does with them, in compiled models and other callables too. Vectors change by more,
     and at special ids too. `number`: of probes for ids, where special ids may not change.
     """
-    base = audited.run()
+    base = audited.outputs
     findings, notes, still, rounding = [], [], [], 0.0
-    distance, moved = compare_outputs(base, audited.run(seed=audited.seed + 1))
-    if bool(moved.any()):
-        if isinstance(audited.model, nn.Module) and audited.model.training:
+    if audited.randomness:
+        if audited.has_dropout:
             notes.append("train mode with dropout, each run with the same seed")
         else:
-            text = f"two runs of the same batch differ by {float(distance.max()):.2g} of the size of the outputs"
+            text = f"two runs of the same batch differ by {audited.randomness:.2g} of the size of the outputs"
             findings.append(AuditFinding("outputs-random", "influence", text))
     if audited.has_ids:
         special = audited.find_special() & positions.input_tokens
@@ -46,12 +45,15 @@ def audit_influence(
         findings += _judge_leaks(audited, found, positions, "embedding" if audited.has_ids else "vector")
         still, rounding = found.unmoved, max(rounding, found.rounding)
     except ClearheadError as error:
-        notes.append(f"embeddings not changed: {str(error).splitlines()[0]}")
-    if still and found.mixes:
-        text, place = describe_unmoved(still[0][1]), still[0][1].nonzero()[0].tolist()
-        findings.append(AuditFinding("inputs-ignored", "influence", text, output=(place[0], place[1])))
-    elif still:
-        notes.append(f"warning: {describe_unmoved(still[0][1])}")
+        notes.append(f"embeddings not changed: {str(error).removeprefix('audit: ').splitlines()[0]}")
+    if still:
+        probe, outputs = still[0]
+        if found.mixes and _has_no_gradient(differentiate, probe, outputs):
+            place = outputs.nonzero()[0].tolist()
+            text = describe_unmoved(outputs)
+            findings.append(AuditFinding("inputs-ignored", "influence", text, output=(place[0], place[1])))
+        else:
+            notes.append(f"warning: {describe_unmoved(outputs)}")
     first = {finding.code: finding for finding in reversed(findings)}  # one finding of each code
     told = f" ({'; '.join(notes)})" if notes else ""
     if findings:
@@ -89,11 +91,20 @@ def _judge_leaks(audited: AuditedModel, found: Influence, positions: Positions, 
     return [AuditFinding(code, "influence", text, output=leak.output, source=leak.source)]
 
 
+def _has_no_gradient(differentiate: Differentiate, probe: Probe, outputs: Tensor) -> bool:
+    """Whether outputs that stayed don't depend on the changed inputs; else their weights are below rounding."""
+    try:
+        gradient = differentiate(outputs)
+    except Exception:  # not every model has a backward pass
+        return False
+    return gradient is not None and not bool((gradient[probe.changed] != 0).any())
+
+
 def describe_unmoved(still: Tensor) -> str:
     """Outputs, bool (B, L), that stayed though an input changed that may influence them.
 
-    It is a warning alone where no output moves with another position, as outputs of attention that are initialised to
-    zero, and in a block run alone, whose keys another layer may share.
+    It is a warning alone where the gradient is not zero; where no output moves with another position, as outputs of
+    attention that are initialised to zero; and in a block run alone, whose keys another layer may share.
     """
     place = tuple(still.nonzero()[0].tolist())
     return f"{int(still.sum())} outputs stay when inputs change that may reach them, the first is {place}"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError
 from clearhead.models.audits.audit_report import AuditFinding, AuditTest
-from clearhead.models.audits.audited_model import DECODER_INPUTS, AuditedModel, find_output, unwrap_model
+from clearhead.models.audits.audited_model import DECODER_INPUTS, DROPOUT, AuditedModel, find_output, unwrap_model
 from clearhead.models.audits.probes import Positions
 from clearhead.models.model_calls import call_model
 
@@ -30,7 +30,9 @@ def audit_sameness(audited: AuditedModel, positions: Positions) -> AuditTest:
     batch = audited.batch
     if not isinstance(batch, Mapping) or not audited.has_ids:
         return AuditTest("same", None, "the batch has no ids by name")
-    whole = audited.run()
+    if audited.has_dropout:
+        return AuditTest("same", None, DROPOUT)
+    whole = audited.outputs
     numbers = whole.float()
     size = float(numbers[positions.tokens.to(whole.device)].square().mean().sqrt()) or 1.0
     examined, findings, rounding = [], [], None
