@@ -38,15 +38,16 @@ def main() -> int:
         return 0
     import torch
     import transformers
-    from audits import architectures  # noqa: F401  imported once, before the forks
+    from audits.architectures import find_group  # imported once, before the forks
     from audits.table import list_built
     from zoo.registry import model_class
 
     torch.set_num_threads(1)  # before the forks
     transformers.utils.logging.set_verbosity_error()
     model_class("bert")  # imports what all models share, once
-    done = {row["name"] for row in rows}
-    chosen = asked.names or [name for name in list_built() if name not in done]
+    done = {row["name"] for row in rows if row["kind"] == find_group(row["name"]).kind}
+    missing = [name for name in list_built() if name not in done]
+    chosen = asked.names or sorted(missing, key=lambda name: find_group(name).kind == "given")  # known masks first
     context = multiprocessing.get_context("fork")
     for number, name in enumerate(chosen, 1):
         receiver, sender = context.Pipe(duplex=False)
@@ -57,7 +58,9 @@ def main() -> int:
         try:
             row = receiver.recv()
         except EOFError:  # it was stopped, by its limit or by a crash
-            row = {"name": name, "error": f"ended after {time.monotonic() - started:.0f} s"}
+            kind, source, _ = find_group(name)
+            error = f"its process ended after {time.monotonic() - started:.0f} s"
+            row = {"name": name, "kind": kind, "source": source, "error": error}
         process.join()
         with asked.state.open("a") as file:
             file.write(json.dumps(row) + "\n")
@@ -88,12 +91,13 @@ def run_one(name: str, sender: multiprocessing.connection.Connection) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY,) * 2)
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    from audits.architectures import audit_architecture
+    from audits.architectures import audit_architecture, find_group
 
     try:
         sender.send(audit_architecture(name))
     except Exception as error:
-        sender.send({"name": name, "error": f"{type(error).__name__}: {error}"[:200]})
+        kind, source, _ = find_group(name)
+        sender.send({"name": name, "kind": kind, "source": source, "error": f"{type(error).__name__}: {error}"[:200]})
 
 
 if __name__ == "__main__":

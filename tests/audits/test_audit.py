@@ -120,6 +120,25 @@ def test_rounding_is_named_and_no_finding():
     assert influence.holds and "rounding" in influence.text, report
 
 
+@pytest.mark.parametrize(("shift", "same"), [(0.0, True), (0.01, False)])
+def test_rounding_that_a_model_amplifies_is_no_finding(shift, same):
+    class Amplifies(torch.nn.Module):
+        """Another rounding for one sequence than for several, and a function that makes it large."""
+
+        def __init__(self):
+            super().__init__()
+            self.embedding = torch.nn.Embedding(200, 8)
+
+        def forward(self, input_ids):
+            hidden = self.embedding(input_ids)
+            if len(input_ids) == 1:
+                hidden = torch.nextafter(hidden, hidden + 1) + shift
+            return torch.sin(1e5 * hidden) if not shift else hidden
+
+    report = audit(Amplifies(), {"input_ids": IDS}, CAUSAL, level="all")
+    assert results(report)["same"] is same, report
+
+
 def make_whisper():
     config = transformers.WhisperConfig(
         vocab_size=50, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
@@ -158,6 +177,45 @@ def test_keys_of_two_kinds_in_one_softmax_are_not_examined():
 
     batch = {"input_ids": IDS, "decoder_input_ids": IDS.flip(1).contiguous()}
     report = audit(Merged(), batch, None)
+    assert [test.holds for test in report.tests if test.name == "influence"] == [None, True], report
+
+
+def test_an_encoder_of_any_name_is_an_encoder():
+    class TextEncoder(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            bart = EncoderAndDecoder(True).bart
+            self.text_encoder, self.text_decoder, self.config = bart.encoder, bart.decoder, bart.config
+
+        def forward(self, input_ids, decoder_input_ids):
+            encoded = self.text_encoder(input_ids=input_ids)[0]
+            return self.text_decoder(decoder_input_ids, encoder_hidden_states=encoded, use_cache=False)
+
+    def expect(call):
+        return CAUSAL if call.layer.stack == "text_decoder" and call.kind == "self" else None
+
+    batch = {"input_ids": IDS, "decoder_input_ids": IDS.flip(1).contiguous()}
+    report = audit(TextEncoder(), batch, expect)
+    assert report.ok, report
+    assert [test.holds for test in report.tests if test.name == "influence"] == [True, True], report
+
+
+def test_the_words_after_an_image_are_examined():
+    class Captions(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            bart = EncoderAndDecoder(True).bart
+            self.patches, self.encoder = torch.nn.Linear(3 * 16, 32), bart.encoder
+            self.decoder, self.config = bart.decoder, bart.config
+
+        def forward(self, pixel_values, decoder_input_ids):
+            patches = self.patches(pixel_values.unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 1, 4, 5).flatten(3))
+            encoded = self.encoder(inputs_embeds=patches.flatten(1, 2))[0]
+            return self.decoder(decoder_input_ids, encoder_hidden_states=encoded, use_cache=False)
+
+    batch = {"pixel_values": torch.randn(2, 3, 16, 20), "decoder_input_ids": IDS}
+    report = audit(Captions(), batch, expect_of_bart)
+    assert report.ok, report
     assert [test.holds for test in report.tests if test.name == "influence"] == [None, True], report
 
 

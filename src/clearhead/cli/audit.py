@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from functools import reduce
 from itertools import chain
 from operator import and_
@@ -19,10 +20,9 @@ from clearhead.masks.base import Mask
 from clearhead.masks.causal import Causal
 from clearhead.masks.documents import Documents
 from clearhead.masks.sliding_window import SlidingWindow
-from clearhead.models.audits.audit import audit
+from clearhead.models.audits.audit import FORWARDS, audit
 from clearhead.models.loading import quiet
-
-FORWARDS = {"outputs": 9, "layers": 16, "all": 30}  # about so many, for the estimate that is printed first
+from clearhead.models.model_calls import call_without_grad
 
 
 def run(options: argparse.Namespace) -> int:
@@ -35,7 +35,12 @@ def run(options: argparse.Namespace) -> int:
         batch, lengths = make_batch(tokenizer, texts, options.max_length, options.packed)
     mask = make_mask(options, lengths, model)
     shape = " × ".join(map(str, batch["input_ids"].shape))
-    print(f"Audit of {printable(str(folder))}: {shape} ids, about {FORWARDS[options.level]} passes.", file=sys.stderr)
+    passes = FORWARDS[options.level]
+    start = time.perf_counter()
+    call_without_grad(model, batch)
+    seconds = (time.perf_counter() - start) * passes
+    told = f"{shape} ids, about {passes} forward passes, {seconds:.0f} seconds"
+    print(f"Audit of {printable(str(folder))}: {told}.", file=sys.stderr)
     with quiet():
         report = audit(model, batch, mask, level=options.level, seed=options.seed)
     text = json.dumps(report.to_dict(), indent=1) if options.json else str(report)

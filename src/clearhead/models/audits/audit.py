@@ -22,7 +22,7 @@ from clearhead.models.audits.arguments import (
     validate_level,
 )
 from clearhead.models.audits.audit_report import AuditReport, AuditTest, Level
-from clearhead.models.audits.audited_model import DECODER_INPUTS, AuditedModel, find_inputs, share_batch
+from clearhead.models.audits.audited_model import DECODER_INPUTS, DROPOUT, AuditedModel, find_inputs, share_batch
 from clearhead.models.audits.blocks import Block, record_blocks
 from clearhead.models.audits.computed import audit_computed
 from clearhead.models.audits.expectation import Expectation, Expected, describe_mask, pair_with_masks
@@ -99,7 +99,7 @@ def audit(
         An `AuditReport`: `print(report)`, `report.ok`, `report.findings`, `report.to_dict()`.
 
     Raises:
-        ClearheadError: If the mask fits no call, or the batch has no input to change.
+        ClearheadError: If the mask fits no call, the batch has no input to change, or no test could examine the model.
 
     Cost: 9 forward passes for "outputs"; for "layers" about 13, and a pass over each call's scores; for "all" about 25,
     some with a backward pass. A bar on a terminal counts them. Memory: the inputs of all blocks and attention calls.
@@ -117,14 +117,16 @@ def audit(
     with bar(FORWARDS[level] * len(names), "forward passes") as progress:
         first, *others = [AuditedModel(model, batch, name, output, seed, progress.update) for name in names]
         calls, blocks, why = _run_recorded(first, padding, level)
-        if first.objection:
+        with_positions = next((audited for audited in (first, *others) if not audited.objection), None)
+        if with_positions is None:
             tokens, encoder_tokens = _find_tokens_of_blocks(blocks), None
         else:
-            tokens, encoder_tokens = _find_tokens(first, padding)
+            tokens, encoder_tokens = _find_tokens(with_positions, padding)
         expectation = Expectation(mask, tokens, encoder_tokens, calls)
         tests = [audit_given(expectation.calls) if calls else AuditTest("given", None, why)]
         if level != "outputs" and calls:
-            tests.append(audit_computed(expectation.calls))
+            dropped = AuditTest("computed", None, DROPOUT) if first.has_dropout else None
+            tests.append(dropped or audit_computed(expectation.calls))
         coverage: dict[str, float] = {}
         for audited in (first, *others):
             whole, shares = _audit_whole(audited, expectation, level)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,11 +16,14 @@ from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.torch_state.tensor_kind import is_dtensor
 from clearhead.base.torch_state.torch_private import tree_map_only, uncompiled
 from clearhead.models.audits.arguments import validate_input
+from clearhead.models.audits.movement import compare_outputs
 from clearhead.models.model_calls import call_model
 
 INPUTS = ("input_ids", "inputs_embeds", "input_features", "input_values", "pixel_values", "hidden_states", "x", "src")
 DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds", "tgt")
 SPECIAL = ["pad", "bos", "eos", "sep", "cls", "mask", "image", "video", "audio", "decoder_start", "boi", "eoi"]
+DROPOUT = "dropout is on: call model.eval()"
+DROPOUT = "dropout is on: call model.eval()"
 LOUD = 3.0  # changed vectors are so many times as long as others of the batch: a short one may vanish in rounding
 
 
@@ -95,6 +99,23 @@ class AuditedModel:
             batch = (inputs, *batch[1:]) if isinstance(batch, tuple) else inputs
         result = self._call(batch, self.seed if seed is None else seed)
         return find_output(result if self._output is None else self._output(result), self.output_shape)
+
+    @cached_property
+    def outputs(self) -> Tensor:
+        """The outputs of the batch as it is, (B, L, C)."""
+        with torch.no_grad():
+            return self.run()
+
+    @cached_property
+    def randomness(self) -> float:
+        """How far two runs of the batch with other seeds differ, as a part of the size of the outputs."""
+        with torch.no_grad():
+            return float(compare_outputs(self.outputs, self.run(seed=self.seed + 1))[0].max())
+
+    @property
+    def has_dropout(self) -> bool:
+        """Whether the model is in train mode, and random there."""
+        return isinstance(self.model, nn.Module) and self.model.training and self.randomness > 0
 
     def run_plain(self) -> None:
         """Run the model on the batch, for what is recorded meanwhile."""

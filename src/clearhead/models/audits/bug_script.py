@@ -15,6 +15,8 @@ from clearhead.models.audits.audit_report import AuditReport
 from clearhead.models.audits.audited_model import AuditedModel, find_inputs, unwrap_model
 from clearhead.models.interception.transformers_private import named_backend
 
+MOST_NUMBERS = 4096  # of a float tensor that is written out; a longer one is random
+
 
 def make_bug_script(report: AuditReport, model: Model, batch: Mapping[str, object]) -> str:
     """Write the first finding that names an input and an output as a script of at most 30 lines.
@@ -53,6 +55,7 @@ def make_bug_script(report: AuditReport, model: Model, batch: Mapping[str, objec
         f"# {found.text}",
         f"# Seen with {', '.join(_list_versions(core))}.",
         "import torch",
+        "from math import inf, nan",
         *_make_model(core),
         "batch = {",
         *(f'    "{key}": {_describe_input(value)},' for key, value in batch.items()),
@@ -90,6 +93,6 @@ def _make_model(model: Any) -> list[str]:
 def _describe_input(value: Any) -> str:
     if not isinstance(value, Tensor):
         return repr(value)
-    if value.is_floating_point():
+    if value.numel() > MOST_NUMBERS and value.is_floating_point():
         return f"torch.randn{tuple(value.shape)}"
-    return f"torch.tensor({value.tolist()})"
+    return f"torch.tensor({value.tolist()}, dtype={value.dtype})"

@@ -104,7 +104,7 @@ class KnownPairs:
 def pairs_of(call: AttentionCall, expected: Mask) -> Pairs:
     """The pairs that the call allowed and the expected ones. Padding is left out of both."""
     sizes, words = call.problem.sizes._replace(align="lower_right"), call.padding
-    allowed = _allowed(call)
+    allowed = _find_allowed(call)
     if expected._document_edges is not None:  # beside it, the masks of the row would count inside its documents
         expected = RecordedMask(expected._resolve(sizes), sizes)
     if words is not None and words.keys is not None:
@@ -120,7 +120,7 @@ def pairs_of(call: AttentionCall, expected: Mask) -> Pairs:
     return Pairs(both, extra, missing, rows[0] | rows[1] | rows[2], rows[0] | rows[2])
 
 
-def _allowed(call: AttentionCall) -> Mask:
+def _find_allowed(call: AttentionCall) -> Mask:
     problem = call.problem
     spans = problem.spans
     allowed: Mask = RecordedMask(all_keys(problem.sizes) if spans is None else spans, problem.sizes)
@@ -230,6 +230,7 @@ def _describe(call: AttentionCall, expected: Mask, what: str, row: WorstRow) -> 
 
 
 CAUSES = {  # what differs, by the code of the finding
+    "mask-added": "a bool mask that the backend adds to the scores as 0 and 1: pass floats, 0 and −inf, or use sdpa.",
     "mask-inverted": "a mask of the opposite meaning. True means 'may attend' to SDPA and transformers, and 'may not' "
     "to the masks of torch.nn's modules.",
     "causal-upper-left": "a causal mask aligned at the upper left, as is_causal=True of SDPA; or the empty slots of a "
@@ -256,6 +257,9 @@ def find_cause(call: AttentionCall, expected: Mask, pairs: Pairs, what: str, row
 def _find_code(problem: Problem, expected: str, pairs: Pairs, what: str, row: WorstRow) -> str:
     sizes, keys = problem.sizes, row.keys.tolist()
     later = min(keys) > row.position
+    dense = None if problem.bias is None else problem.bias.dense
+    if dense is not None and set(dense.flatten().tolist()) == {0.0, 1.0}:
+        return "mask-added"
     if pairs.both is None:
         return "mask-inverted"
     if keys in ([row.position], [row.position + 1]) and sizes.keys > 2:

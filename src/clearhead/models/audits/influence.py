@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
 from clearhead.models.audits.audit_report import AuditFinding, AuditTest
 from clearhead.models.audits.audited_model import AuditedModel
-from clearhead.models.audits.movement import LEAK_CODES, Differentiate, Influence, compare_outputs, measure_influence
+from clearhead.models.audits.movement import LEAK_CODES, Differentiate, Influence, measure_influence
 from clearhead.models.audits.probes import Positions, Probe, choose_probes
 
 
@@ -23,14 +23,13 @@ def audit_influence(
     Ids go through all that a model does with them, in compiled models and other callables too. Vectors change by more,
     and at special ids too. `number`: of probes for ids, where special ids may not change.
     """
-    base = audited.run()
+    base = audited.outputs
     findings, notes, still, rounding = [], [], [], 0.0
-    distance, moved = compare_outputs(base, audited.run(seed=audited.seed + 1))
-    if bool(moved.any()):
-        if isinstance(audited.model, nn.Module) and audited.model.training:
+    if audited.randomness:
+        if audited.has_dropout:
             notes.append("train mode with dropout, each run with the same seed")
         else:
-            text = f"two runs of the same batch differ by {float(distance.max()):.2g} of the size of the outputs"
+            text = f"two runs of the same batch differ by {audited.randomness:.2g} of the size of the outputs"
             findings.append(AuditFinding("outputs-random", "influence", text))
     if audited.has_ids:
         special = audited.find_special() & positions.input_tokens
@@ -46,7 +45,7 @@ def audit_influence(
         findings += _judge_leaks(audited, found, positions, "embedding" if audited.has_ids else "vector")
         still, rounding = found.unmoved, max(rounding, found.rounding)
     except ClearheadError as error:
-        notes.append(f"embeddings not changed: {str(error).splitlines()[0]}")
+        notes.append(f"embeddings not changed: {str(error).removeprefix('audit: ').splitlines()[0]}")
     if still:
         probe, outputs = still[0]
         if found.mixes and _has_no_gradient(differentiate, probe, outputs):
