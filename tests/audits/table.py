@@ -113,7 +113,8 @@ def make_row(row: Row) -> tuple[str, dict[str, str]]:
 
 
 def _escape(text: str) -> str:
-    line = next(iter(re.sub(r"/\S*/site-packages/", "", text.removeprefix("audit: ")).strip().splitlines()), "")
+    text = text.removeprefix("audit: ").removeprefix("no test could examine the model: ").split(" Pick it: ")[0]
+    line = next(iter(re.sub(r"/\S*/site-packages/", "", text).strip().splitlines()), "")
     return line.replace("|", "\\|").replace("<", "&lt;").replace("`", "").replace("*", "\\*")[:120].rstrip(". :")
 
 
