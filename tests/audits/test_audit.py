@@ -75,6 +75,15 @@ def test_vectors_and_tuples():
     assert [f.code for f in audit(Block(False), x, CAUSAL).findings][:2] == ["not-causal", "mask-ignored"]
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_a_transformer_of_torch_whose_fast_path_packs_the_tokens():
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, 2).eval()  # gives its layers nested tensors
+    padding = torch.arange(9) >= torch.tensor([[7], [9]])
+    report = audit(model, {"src": make_vectors(), "src_key_padding_mask": padding}, None, padding=~padding)
+    assert report.ok and results(report)["layer"] is None, report
+
+
 def test_outputs_that_are_initialised_to_zero_are_a_warning_and_no_finding():
     class ZeroBlock(Block):
         def __init__(self):
@@ -303,6 +312,13 @@ def test_both_inputs_of_an_encoder_decoder():
     window = {"encoder": ch.SlidingWindow(before=2, after=2), "decoder": CAUSAL, "cross": None}
     codes = {finding.code for finding in audit(model, batch, window, inputs="decoder_input_ids").findings}
     assert "window-lost" in codes
+
+
+def test_a_leak_is_traced_to_an_input_behind_the_last_output():
+    batch = {"input_ids": IDS, "attention_mask": torch.ones_like(IDS), "decoder_input_ids": IDS[:, :4]}
+    report = audit(EncoderAndDecoder(False), batch, expect_of_bart, padding=RIGHT)
+    (finding,) = (finding for finding in report.findings if finding.test == "influence")
+    assert finding.code == "padding-reaches-outputs" and finding.source[1] >= 9, report
 
 
 def test_a_script_for_a_bug_report_shows_the_movement_without_clearhead():
