@@ -99,6 +99,17 @@ def test_outputs_that_are_initialised_to_zero_are_a_warning_and_no_finding():
     assert "influence" in warned, report
 
 
+def test_one_layer_of_unknown_number_need_not_reach_far():
+    class Neighbours(torch.nn.Module):
+        def forward(self, x):
+            heads = x[:, None]
+            band = torch.ones(9, 9, dtype=torch.bool).tril(1).triu(-1)
+            return x + (heads @ heads.mT).masked_fill(~band, -torch.inf).softmax(-1)[:, 0] @ x
+
+    report = audit(Neighbours(), make_vectors(), ch.SlidingWindow(before=1, after=1))
+    assert report.ok and "warning" not in str(report), report
+
+
 class FailsBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
