@@ -110,6 +110,21 @@ def test_one_layer_of_unknown_number_need_not_reach_far():
     assert report.ok and "warning" not in str(report), report
 
 
+def test_a_mask_by_head_of_calls_that_are_not_recorded():
+    causal = torch.ones(1, 2, 9, 9, dtype=torch.bool).tril()
+    assert audit(lambda x: Block(True)(x), make_vectors(), causal).ok
+    assert not audit(lambda x: Block(False)(x), make_vectors(), causal).ok
+
+
+def test_a_key_that_a_mask_hides_from_every_query_is_no_padding():
+    class Hides(Block):
+        def attend(self, x):
+            mask = torch.ones(9, 9, dtype=torch.bool).tril() & (torch.arange(9) != 8)
+            return F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None], attn_mask=mask)[:, 0]
+
+    assert results(audit(Hides(True), make_vectors(), CAUSAL))["given"] is False
+
+
 class FailsBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):

@@ -56,10 +56,8 @@ class Positions:
 
     def make_probe(self, changed: Tensor) -> Probe:
         """The probe that changes these inputs, bool (B, Li)."""
-        reached, moving = (
-            reach.find_outputs(changed[None])[0] & self.tokens for reach in (self.reach, self.reach.least)
-        )
-        return Probe(changed, self.tokens & ~reached, moving)
+        reached = self.reach.find_outputs(changed[None])[0]
+        return Probe(changed, self.tokens & ~reached, self.tokens & self.reach.least.find_outputs(changed[None])[0])
 
     def relate(self, output: Place, source: Place) -> Relation:
         """How an input is related to an output that it must not influence."""
