@@ -75,6 +75,15 @@ def test_vectors_and_tuples():
     assert [f.code for f in audit(Block(False), x, CAUSAL).findings][:2] == ["not-causal", "mask-ignored"]
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_a_transformer_of_torch_whose_fast_path_packs_the_tokens():
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, 2).eval()  # gives its layers nested tensors
+    padding = torch.arange(9) >= torch.tensor([[7], [9]])
+    report = audit(model, {"src": make_vectors(), "src_key_padding_mask": padding}, None, padding=~padding)
+    assert report.ok and results(report)["layer"] is None, report
+
+
 def test_outputs_that_are_initialised_to_zero_are_a_warning_and_no_finding():
     class ZeroBlock(Block):
         def __init__(self):
@@ -88,6 +97,32 @@ def test_outputs_that_are_initialised_to_zero_are_a_warning_and_no_finding():
     assert report.ok, report
     warned = {test.name for test in report.tests if "warning: " in test.text and "outputs stay" in test.text}
     assert "influence" in warned, report
+
+
+def test_one_layer_of_unknown_number_need_not_reach_far():
+    class Neighbours(torch.nn.Module):
+        def forward(self, x):
+            heads = x[:, None]
+            band = torch.ones(9, 9, dtype=torch.bool).tril(1).triu(-1)
+            return x + (heads @ heads.mT).masked_fill(~band, -torch.inf).softmax(-1)[:, 0] @ x
+
+    report = audit(Neighbours(), make_vectors(), ch.SlidingWindow(before=1, after=1))
+    assert report.ok and "warning" not in str(report), report
+
+
+def test_a_mask_by_head_of_calls_that_are_not_recorded():
+    causal = torch.ones(1, 2, 9, 9, dtype=torch.bool).tril()
+    assert audit(lambda x: Block(True)(x), make_vectors(), causal).ok
+    assert not audit(lambda x: Block(False)(x), make_vectors(), causal).ok
+
+
+def test_a_key_that_a_mask_hides_from_every_query_is_no_padding():
+    class Hides(Block):
+        def attend(self, x):
+            mask = torch.ones(9, 9, dtype=torch.bool).tril() & (torch.arange(9) != 8)
+            return F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None], attn_mask=mask)[:, 0]
+
+    assert results(audit(Hides(True), make_vectors(), CAUSAL))["given"] is False
 
 
 class FailsBackward(torch.autograd.Function):
@@ -303,6 +338,13 @@ def test_both_inputs_of_an_encoder_decoder():
     window = {"encoder": ch.SlidingWindow(before=2, after=2), "decoder": CAUSAL, "cross": None}
     codes = {finding.code for finding in audit(model, batch, window, inputs="decoder_input_ids").findings}
     assert "window-lost" in codes
+
+
+def test_a_leak_is_traced_to_an_input_behind_the_last_output():
+    batch = {"input_ids": IDS, "attention_mask": torch.ones_like(IDS), "decoder_input_ids": IDS[:, :4]}
+    report = audit(EncoderAndDecoder(False), batch, expect_of_bart, padding=RIGHT)
+    (finding,) = (finding for finding in report.findings if finding.test == "influence")
+    assert finding.code == "padding-reaches-outputs" and finding.source[1] >= 9, report
 
 
 def test_a_script_for_a_bug_report_shows_the_movement_without_clearhead():

@@ -219,7 +219,7 @@ def _run_recorded(
     try:
         with torch.no_grad(), ExitStack() as stack:
             in_layers = level != "outputs"
-            seen = stack.enter_context(watch_own(audited.model, padding, values=in_layers, compares=False))
+            seen = stack.enter_context(watch_own(audited.model, padding, values=in_layers, audited=True))
             if in_layers:
                 blocks = stack.enter_context(record_blocks(audited.model, audited.seed))
             audited.run_plain()

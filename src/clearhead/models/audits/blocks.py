@@ -74,7 +74,7 @@ def _find_hidden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | str | N
     """Where the hidden states are: the number of an argument, or a keyword."""
 
     def fits(value: Any) -> bool:
-        return isinstance(value, Tensor) and value.is_floating_point() and value.ndim == 3
+        return isinstance(value, Tensor) and not value.is_nested and value.is_floating_point() and value.ndim == 3
 
     for number, value in enumerate(args):
         if fits(value):

@@ -113,7 +113,8 @@ class Expectation:
         if isinstance(expected, Mask):
             return expected
         if isinstance(expected, Tensor | np.ndarray):
-            return DenseMask(torch.as_tensor(expected))
+            pairs = torch.as_tensor(expected)
+            return DenseMask(pairs.any(1, keepdim=True) if pairs.ndim == 4 else pairs)  # of any head
         if expected is None:
             return EVERY_KEY
         raise ClearheadError(

@@ -113,29 +113,22 @@ def _trace(run: Run, base: Tensor, leak: Leak) -> None:
     """Find one input that alone moves the output that moved most, by halving the set of changed inputs."""
     movement, moved = compare_outputs(base, run(leak.probe.changed))
     flat = movement.masked_fill(~(leak.moved & moved), -1.0).flatten()
-    length = base.shape[1]
-    leak.output = divmod(int(flat.argmax()), length)
+    sequence, position = leak.output = divmod(int(flat.argmax()), base.shape[1])
+
+    def moves(inputs: list[list[int]]) -> bool:
+        changed = torch.zeros_like(leak.probe.changed)  # inputs of an encoder may be more than the outputs
+        changed[tuple(torch.tensor(inputs, device="cpu").T)] = True
+        return bool(compare_outputs(base, run(changed))[1][sequence, position])
+
     # the nearest inputs first: of several paths, the shortest is the easiest to understand
-    inputs = sorted(map(tuple, leak.probe.changed.nonzero().tolist()), key=lambda place: _distance(place, leak.output))
+    inputs = sorted(leak.probe.changed.nonzero().tolist(), key=lambda at: (at[0] != sequence, abs(at[1] - position)))
     while len(inputs) > 1:
         half = inputs[: len(inputs) // 2]
-        if _moves(run, base, half, leak.output):
+        if moves(half):
             inputs = half
             continue
         rest = inputs[len(half) :]
-        if not _moves(run, base, rest, leak.output):
+        if not moves(rest):
             return  # only both halves together move it
         inputs = rest
-    leak.source = inputs[0]
-
-
-def _distance(place: tuple[int, int], output: tuple[int, int] | None) -> tuple[bool, int]:
-    assert output is not None
-    return place[0] != output[0], abs(place[1] - output[1])
-
-
-def _moves(run: Run, base: Tensor, inputs: list[tuple[int, int]], output: tuple[int, int]) -> bool:
-    changed = torch.zeros(base.shape[:2], dtype=torch.bool, device="cpu")
-    for place in inputs:
-        changed[place] = True
-    return bool(compare_outputs(base, run(changed))[1][output])
+    leak.source = inputs[0][0], inputs[0][1]

@@ -21,7 +21,8 @@ class Probe(NamedTuple):
     """A set of inputs that are changed in one forward pass, and what must follow.
 
     `changed`: the inputs, bool (B, Li). `fixed`: the outputs that none of them may influence, so every bit must stay.
-    `moving`: the outputs that some of them may influence. Both are bool (B, Lo); padding is in neither.
+    `moving`: the outputs that some of them may influence, through one layer where the number of layers is not known.
+    Both are bool (B, Lo); padding is in neither.
     """
 
     changed: Tensor
@@ -55,8 +56,8 @@ class Positions:
 
     def make_probe(self, changed: Tensor) -> Probe:
         """The probe that changes these inputs, bool (B, Li)."""
-        moving = self.reach.find_outputs(changed[None])[0] & self.tokens
-        return Probe(changed, self.tokens & ~moving, moving)
+        reached = self.reach.find_outputs(changed[None])[0]
+        return Probe(changed, self.tokens & ~reached, self.tokens & self.reach.least.find_outputs(changed[None])[0])
 
     def relate(self, output: Place, source: Place) -> Relation:
         """How an input is related to an output that it must not influence."""

@@ -77,10 +77,12 @@ class Reachability:
 
     `layers`: the allowed pairs of the self attention of each layer, from the first to the last; equal layers are one
     object. `unlimited`: repeat each run of equal layers until nothing changes, where their number is not known.
+    `least`: the reach without these repetitions.
     """
 
     def __init__(self, layers: Sequence[AllowedPairs], unlimited: bool = False) -> None:
         groups = [list(group) for _, group in groupby(layers, key=id)]
+        self.least = Reachability(layers) if unlimited else self
         self._groups = [(group[0], None if unlimited else len(group)) for group in groups]
         self.key = tuple((id(pairs), number) for pairs, number in self._groups)  # equal for the same layers
 
@@ -113,6 +115,7 @@ class CrossReachability:
         lengths: tuple[int, int],
     ) -> None:
         self._encoder, self._layers, self._lengths = encoder, layers, lengths
+        self.least = self  # the number of layers is known
 
     def find_outputs(self, inputs: Tensor) -> Tensor:
         """The decoder's outputs that any of these inputs may influence: bool (S, B, Le) to bool (S, B, Ld)."""
