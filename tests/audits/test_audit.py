@@ -13,8 +13,16 @@ pytest.importorskip("transformers", reason="the extra [models] is not installed"
 import transformers
 from ranks.processes import on_ranks
 
-from audits.faults import CAUSAL, IDS, IN_DOCUMENTS, PACKED, PLAIN, RIGHT, expect_of_bart
-from audits.faulty_models import EncoderAndDecoder, HandWrittenGPT, make_llama, register_backend
+from audits.faults import CAUSAL, IDS, IN_DOCUMENTS, PACKED, PLAIN, RIGHT, expect_of_bart, make_lfm2
+from audits.faulty_models import (
+    GROUPED,
+    SMALL,
+    EncoderAndDecoder,
+    HandWrittenGPT,
+    make_llama,
+    make_model,
+    register_backend,
+)
 from clearhead.models.audits.audit import assert_attends, audit
 from clearhead.models.audits.audited_model import AuditedModel
 
@@ -41,10 +49,53 @@ def test_a_compiled_model():
 
 def test_train_mode_with_dropout_is_named_and_no_finding():
     model = make_llama(attention_dropout=0.1).train()
-    report = audit(model, PLAIN, CAUSAL)
+    report = audit(model, PLAIN, CAUSAL, level="all")
     (influence,) = (test for test in report.tests if test.name == "influence")
-    assert "train mode" in influence.text
-    assert influence.holds, report
+    assert "train mode" in influence.text and report.ok, report
+    assert "dropout is on: call model.eval()" in str(report)
+    assert results(report)["computed"] is results(report)["same"] is None
+    assert None not in results(audit(model.eval(), PLAIN, CAUSAL, level="all")).values()
+
+
+def test_a_compiled_model_has_the_layers_of_the_model_that_was_compiled():
+    windowed = torch.compile(make_model("Mistral", sliding_window=3, **SMALL, **GROUPED), backend="eager")
+    lost = torch.compile(make_model("Mistral", sliding_window=None, **SMALL, **GROUPED), backend="eager")
+    window = CAUSAL & ch.SlidingWindow(before=2)
+    assert audit(windowed, PLAIN, window).ok
+    assert "window-exceeded" in {finding.code for finding in audit(lost, PLAIN, window).findings}
+
+
+@pytest.mark.parametrize("level", ["outputs", "layers"])
+def test_outputs_that_are_not_finite_are_a_finding(level):
+    model = make_llama()
+    model.layers[0].self_attn.v_proj.weight.data[0, 0] = torch.nan
+    assert "outputs-not-finite" in {finding.code for finding in audit(model, PLAIN, CAUSAL, level=level).findings}
+
+
+def test_a_bool_mask_that_is_added_to_the_scores_has_its_cause_and_remedy():
+    model, allowed = make_llama(), IN_DOCUMENTS.dense(13, 13).expand(2, 1, -1, -1)
+    model.set_attn_implementation("eager")
+    found = audit(model, {**PLAIN, "attention_mask": allowed, "position_ids": PACKED["position_ids"]}, IN_DOCUMENTS)
+    assert found.findings[0].code == "mask-added" and "pass floats, 0 and −inf" in found.findings[0].text
+    numbers = torch.zeros(allowed.shape).masked_fill(~allowed, -torch.inf)
+    batch = {**PLAIN, "attention_mask": numbers, "position_ids": PACKED["position_ids"]}
+    assert audit(model, batch, IN_DOCUMENTS).ok
+
+
+def test_a_padding_mask_that_a_module_does_not_pass_on_is_no_part_of_what_was_given():
+    class Encoder(torch.nn.Module):
+        def __init__(self, passes):
+            super().__init__()
+            self.embedding, self.passes = torch.nn.Embedding(200, 8), passes
+            self.layers = torch.nn.ModuleList([torch.nn.MultiheadAttention(8, 2, batch_first=True)])
+
+        def forward(self, input_ids, attention_mask):
+            x, hidden = self.embedding(input_ids), attention_mask == 0
+            return x + self.layers[0](x, x, x, key_padding_mask=hidden if self.passes else None)[0]
+
+    batch = {"input_ids": IDS, "attention_mask": RIGHT}
+    assert audit(Encoder(True).eval(), batch).ok
+    assert audit(Encoder(False).eval(), batch).findings[0].code == "padding-mask-lost"
 
 
 class Block(torch.nn.Module):
@@ -284,17 +335,18 @@ def test_the_random_state_and_the_model_are_left_as_they_were():
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
 
 
-@pytest.mark.parametrize("code", ["given", "computed", "both", "influence"])
+@pytest.mark.parametrize("code", ["given", "computed", "both", "influence", "not recorded"])
 def test_the_conclusion_names_the_part_to_examine(code):
     model, batch, mask = {
         "given": (make_llama(), {**PLAIN, "position_ids": torch.arange(13).expand(2, -1)}, IN_DOCUMENTS),
         "computed": (make_llama(register_backend("wider")), PLAIN, CAUSAL & ch.SlidingWindow(before=12)),
         "both": (make_llama(register_backend("causal alone")), PACKED, IN_DOCUMENTS),
-        "influence": (HandWrittenGPT("block means").eval(), {"input_ids": IDS}, CAUSAL),
+        "influence": (make_lfm2(), PACKED, IN_DOCUMENTS),
+        "not recorded": (HandWrittenGPT("block means").eval(), {"input_ids": IDS}, CAUSAL),
     }[code]
     report = audit(model, batch, mask)
-    words = {"given": "caller", "computed": "holds", "both": "backend", "influence": "outside of attention"}[code]
-    assert words in report.conclusion, report
+    words = {"given": "caller", "computed": "holds", "both": "backend", "influence": "outside of attention"}
+    assert words.get(code, code) in report.conclusion, report
 
 
 def test_an_assertion_holds_the_report():

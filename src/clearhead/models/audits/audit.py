@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from clearhead.base.arrays import Array
 from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.torch_state.torch_private import uncompiled
 from clearhead.models.audits.arguments import (
     AuditOptions,
     Model,
@@ -38,8 +39,8 @@ from clearhead.models.recordings.attention_call import AttentionCall
 from clearhead.models.surveys.run import bar
 from clearhead.models.watch import watch_own
 
-PROBES = 2  # that change many inputs
-FORWARDS = {"outputs": 9, "layers": 14, "all": 30}  # about so many, by level
+PROBES = {"outputs": 2, "layers": 3, "all": 4}  # that change many inputs, by level
+FORWARDS = {"outputs": 9, "layers": 18, "all": 36}  # about so many, by level
 NO_ENCODER_REACH = "the keys of the cross attention of each layer are not recorded, or no positions of the inputs"
 TESTS = ["given", "computed", "influence", "layer", "gradient", "same"]  # as a report lists them
 
@@ -80,7 +81,8 @@ def audit(
     - same: do the same tokens have the same outputs alone, in a batch, and with a cache?
 
     Args:
-        model: A module, or any callable that takes the batch; a compiled model too. A `Recording` of a finished run:
+        model: A module, or any callable that takes the batch; a compiled model too, whose attention calls and blocks
+            are those of the model that was compiled. A `Recording` of a finished run:
             then the second argument is the mask, and the tests are given and computed.
         batch: A dict of keywords, such as a tokenizer returns, a tuple of arguments, or one tensor.
         mask: The expected mask: a `Mask`; a bool tensor, True for "may attend"; None for every key; a function of an
@@ -101,7 +103,7 @@ def audit(
     Raises:
         ClearheadError: If the mask fits no call, the batch has no input to change, or no test could examine the model.
 
-    Cost: 9 forward passes for "outputs"; for "layers" about 13, and a pass over each call's scores; for "all" about 25,
+    Cost: 9 forward passes for "outputs"; for "layers" about 18, and a pass over each call's scores; for "all" about 36,
     some with a backward pass. A bar on a terminal counts them. Memory: the inputs of all blocks and attention calls.
 
     Over several ranks, with `DistributedDataParallel` or FSDP2, call it on every rank: all run the batch of rank 0, and
@@ -133,7 +135,7 @@ def audit(
             tests += whole
             coverage |= {f"{name} ({audited.name})" if others else name: share for name, share in shares.items()}
         if level != "outputs" and isinstance(model, nn.Module):
-            tests.append(audit_layers(blocks, expectation, PROBES, seed, first.count))
+            tests.append(audit_layers(blocks, expectation, PROBES["outputs"], seed, first.count))
     if all(test.holds is None for test in tests):
         raise ClearheadError(f"audit: no test could examine the model: {'; '.join(test.text for test in tests)}")
     tests.sort(key=lambda test: TESTS.index(test.name))
@@ -174,10 +176,10 @@ def _audit_whole(
         positions = Positions(reach, expectation.tokens, expectation.encoder_tokens)
     else:
         positions = Positions(expectation.find_reach(), expectation.tokens)
-    probes, coverage = choose_probes(positions, PROBES, torch.Generator().manual_seed(audited.seed))
+    probes, coverage = choose_probes(positions, PROBES[level], torch.Generator().manual_seed(audited.seed))
     differentiate = partial(_differentiate, audited)
     try:
-        tests = [audit_influence(audited, differentiate, positions, probes, PROBES)]
+        tests = [audit_influence(audited, differentiate, positions, probes, PROBES[level])]
     except ShapeError as error:
         if audited.picks_output:
             raise
@@ -215,14 +217,17 @@ def _run_recorded(
     """Run the model once. Gives its attention calls, its blocks, and why the calls could not be recorded."""
     if not isinstance(audited.model, nn.Module):
         return [], [], "the model is a function, whose calls are not recorded"
-    blocks: list[Block] = []
+    model, blocks = uncompiled(audited.model), []
+    if padding is None and isinstance(audited.batch, Mapping):
+        given = audited.batch.get("attention_mask")
+        padding = given if isinstance(given, Tensor) and given.shape == audited.shape else None
     try:
         with torch.no_grad(), ExitStack() as stack:
             in_layers = level != "outputs"
-            seen = stack.enter_context(watch_own(audited.model, padding, values=in_layers, audited=True))
+            seen = stack.enter_context(watch_own(model, padding, values=in_layers, audited=True))
             if in_layers:
-                blocks = stack.enter_context(record_blocks(audited.model, audited.seed))
-            audited.run_plain()
+                blocks = stack.enter_context(record_blocks(model, audited.seed))
+            audited.run_plain(model)
     except ClearheadError as error:
         return [], blocks, str(error).splitlines()[0]
     return seen.calls, blocks, ""

@@ -86,10 +86,12 @@ class AuditReport:
         if "computed" in failed:
             return "Examine the backend: it was given the expected mask and computed something else."
         if failed & {"influence", "layer", "gradient"}:
+            if any(test.holds is None for test in self.tests if test.name in ("given", "computed")):
+                return "Examine attention and all that mixes positions: its calls were not recorded."
             return (
                 "Examine what is outside of attention: a state, a convolution, a norm, or the code that makes batches."
             )
-        return "Examine positions and the cache: the same tokens give other outputs."
+        return "Examine positions, the cache, and what depends on the batch: the same tokens give other outputs."
 
     def to_dict(self) -> dict[str, object]:
         """The report as plain values, for JSON."""

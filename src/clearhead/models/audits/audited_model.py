@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
@@ -117,9 +118,15 @@ class AuditedModel:
         """Whether the model is in train mode, and random there."""
         return isinstance(self.model, nn.Module) and self.model.training and self.randomness > 0
 
-    def run_plain(self) -> None:
-        """Run the model on the batch, for what is recorded meanwhile."""
-        self._call(self.batch, self.seed)
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """The parameters of the model's forward, by name."""
+        model = unwrap_model(self.model)
+        return inspect.signature(model.forward).parameters if isinstance(model, nn.Module) else {}
+
+    def run_plain(self, model: nn.Module) -> None:
+        """Run a model, such as the one that was compiled, on the batch, for what is recorded meanwhile."""
+        self._call(self.batch, self.seed, model)
 
     def count(self, passes: float = 1.0) -> None:
         """Count forward passes, or the parts of one that a run of a block is."""
@@ -127,11 +134,11 @@ class AuditedModel:
         self.forwards += passes
         self._advance(int(self.forwards) - before)
 
-    def _call(self, batch: Any, seed: int) -> Any:
+    def _call(self, batch: Any, seed: int, model: Any = None) -> Any:
         self.count()
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            return call_model(self.model, batch)
+            return call_model(self.model if model is None else model, batch)
 
     def run_from_leaf(self) -> tuple[Tensor, Tensor]:
         """A leaf that requires grad, (B, L, C), the embeddings of ids or the input itself; and the outputs."""
@@ -195,7 +202,7 @@ class AuditedModel:
             for handle in handles:
                 handle.remove()
         if not done:
-            raise ClearheadError("audit: no nn.Embedding of the model reads these ids.")
+            raise ClearheadError("audit: no nn.Embedding was seen to read the ids.")
 
 
 def replace_vectors(vectors: Tensor, changed: Tensor, seed: int) -> Tensor:

@@ -118,7 +118,7 @@ class Expectation:
         if expected is None:
             return EVERY_KEY
         raise ClearheadError(
-            f"audit: the mask is a {type(expected).__name__} by attention call, and no call of the model is recorded.\n"
+            f"audit: the mask is a {type(expected).__name__} by call, and no call of the outputs' length is recorded.\n"
             "Pass one Mask, such as ch.Causal()."
         )
 

@@ -25,6 +25,11 @@ def audit_influence(
     """
     base = audited.outputs
     findings, notes, still, rounding = [], [], [], 0.0
+    infinite = positions.tokens & ~base.isfinite().all(-1).cpu()
+    if bool(infinite.any()):
+        sequence, position = infinite.nonzero()[0].tolist()
+        text = f"output ({sequence}, {position}) is not finite, so what moves it is not known"
+        findings.append(AuditFinding("outputs-not-finite", "influence", text, output=(sequence, position)))
     if audited.randomness:
         if audited.has_dropout:
             notes.append("train mode with dropout, each run with the same seed")
@@ -57,7 +62,7 @@ def audit_influence(
     first = {finding.code: finding for finding in reversed(findings)}  # one finding of each code
     told = f" ({'; '.join(notes)})" if notes else ""
     if findings:
-        text = f"outputs move that must not, or stay that must move{told}"
+        text = f"outputs do not depend on {audited.name or 'inputs'} as expected{told}"
         return AuditTest("influence", False, text, tuple(reversed(first.values())))
     kept = f"move by rounding alone, {rounding:.1g} of the usual movement," if rounding else "keep every bit"
     return AuditTest("influence", True, f"outputs {kept} when {audited.name or 'inputs'} change{told}")

@@ -74,7 +74,8 @@ def _judge(block: Block, found: Influence, positions: Positions, seed: int) -> A
         leak = found.leaks[0]
         place, heads = locate_change(block, replace_vectors(block.hidden, leak.probe.changed, seed), leak.moved)
         relation = positions.relate(leak.output, leak.source) if leak.output and leak.source else "several inputs"
-        text = f"output {leak.output} depends on input {leak.source}, {relation}, {place}"
+        source = f"input {leak.source}, {relation}" if leak.source else "several inputs together"
+        text = f"output {leak.output} depends on {source}, {place}"
         code = LEAK_CODES.get(relation, "outputs-leak")
         return AuditFinding(code, "layer", text, module=block.name, heads=heads, output=leak.output, source=leak.source)
     return None

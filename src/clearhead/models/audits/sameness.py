@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
 from clearhead.models.audits.audit_report import AuditFinding, AuditTest
-from clearhead.models.audits.audited_model import DECODER_INPUTS, DROPOUT, AuditedModel, find_output, unwrap_model
+from clearhead.models.audits.audited_model import DECODER_INPUTS, DROPOUT, AuditedModel, find_output
 from clearhead.models.audits.probes import Positions
 from clearhead.models.model_calls import call_model
 
@@ -35,11 +34,11 @@ def audit_sameness(audited: AuditedModel, positions: Positions) -> AuditTest:
     whole = audited.outputs
     numbers = whole.float()
     size = float(numbers[positions.tokens.to(whole.device)].square().mean().sqrt()) or 1.0
-    examined, findings, rounding = [], [], None
+    examined, failed, findings, rounding = [], [], [], None
     for code, words, runs in (
-        ("positions-not-restarted", "alone", _run_alone(audited, positions)),
-        ("cache-differs", "with a cache, token by token", _run_cached(audited, positions, by_token=True)),
-        ("chunks-differ", "with a cache, in chunks", _run_cached(audited, positions, by_token=False)),
+        ("alone-differs", "alone", _run_alone(audited, positions)),
+        ("cache-differs", "with a cache by token", _run_cached(audited, positions, by_token=True)),
+        ("chunks-differ", "with a cache in chunks", _run_cached(audited, positions, by_token=False)),
     ):
         try:
             for sequence, start, result in runs:
@@ -56,12 +55,12 @@ def audit_sameness(audited: AuditedModel, positions: Positions) -> AuditTest:
                     findings.append(AuditFinding(code, "same", text, output=(sequence, place)))
                     break
         except Exception as error:  # not every model takes a piece of its batch, or a cache
-            examined.append(f"not {words}: {type(error).__name__}: {str(error).splitlines()[0]:.80}")
-    ways = ", ".join(dict.fromkeys(examined))
+            failed.append(f"not {words}: {type(error).__name__}: {f'{error}'.split(chr(10))[0]:.80}")
+    ways = "; ".join(dict.fromkeys([*examined, *failed]))
     if findings:
         return AuditTest("same", False, f"the same tokens have other outputs ({ways})", tuple(findings))
     if not examined:
-        return AuditTest("same", None, "no part of the batch can be run otherwise")
+        return AuditTest("same", None, ways or "no part of the batch can be run otherwise")
     return AuditTest("same", True, f"the same tokens have the same outputs ({ways})")
 
 
@@ -110,11 +109,15 @@ def _run_alone(audited: AuditedModel, positions: Positions) -> Iterator[Piece]:
             if isinstance(value, Tensor) and own and value.shape[:2] == (rows, length):
                 value = value[:, start:stop]
             piece[name] = value[sequence : sequence + 1] if isinstance(value, Tensor) and value.ndim else value
-        piece.pop(mask_name, None)
         piece.pop(positions_name, None)
+        of_tokens = piece.pop(mask_name, None)
         if mask is not None and mask.ndim == 4:  # a mask of pairs
             piece[mask_name] = mask[sequence : sequence + 1, :, start:stop, start:stop]
-        yield sequence, start, _run(audited, piece)
+        try:
+            result = _run(audited, piece)
+        except Exception:  # some models need a mask
+            result = _run(audited, {**piece, mask_name: of_tokens})
+        yield sequence, start, result
         found += 1
         if found == MOST_PIECES:
             return
@@ -122,9 +125,8 @@ def _run_alone(audited: AuditedModel, positions: Positions) -> Iterator[Piece]:
 
 def _run_cached(audited: AuditedModel, positions: Positions, by_token: bool) -> Iterator[Piece]:
     """The first half of the batch, then two tokens, or the rest together, with the cache."""
-    model, batch, length = unwrap_model(audited.model), audited.batch, audited.shape[1]
-    known = inspect.signature(model.forward).parameters if isinstance(model, nn.Module) else {}
-    cache = next((name for name in CACHES if name in known), None)
+    batch, length = audited.batch, audited.shape[1]
+    cache = next((name for name in CACHES if name in audited.parameters), None)
     first = torch.zeros_like(positions.tokens)
     first[:, -1] = True
     is_causal = not bool(positions.reach.find_outputs(first[None])[0, :, :-1].any())
