@@ -50,12 +50,12 @@ def describe_case(case: Row) -> tuple[str, str]:
     """A cell of the table, and a note: by which path inputs leak, or why the batch was not examined."""
     if "error" in case:
         return "not examined", _escape(case["error"])
-    found = [finding for finding in case["findings"] if finding[0] in DEPENDENCE and finding[1] in SOURCES]
-    if found:
-        return "**leaks**", _describe_path(case["findings"], found, case.get("place", ""))
     holds, text = case["tests"]["influence"]
     if holds is None or any(code == "outputs-random" for _, code, *_ in case["findings"] + case["once"]):
         return "not examined", _escape(text.removeprefix("not examined: ") if holds is None else "two runs differ")
+    found = [finding for finding in case["findings"] if finding[0] in DEPENDENCE and finding[1] in SOURCES]
+    if found:
+        return "**leaks**", _describe_path(case["findings"], found, case.get("place", ""))
     wrong = [code for test, code, *_ in case["findings"] if test in ("given", "computed")]
     if wrong:
         return "mask differs", ", ".join(dict.fromkeys(wrong))
@@ -100,6 +100,8 @@ def make_row(row: Row) -> tuple[str, dict[str, str]]:
         cells["plain"], notes["plain"] = "not examined", _escape(row["error"])
     for name, case in row.get("cases", {}).items():
         cells[name], notes[name] = describe_case(case)
+        if row["kind"] == "given" and cells[name] == "**leaks**":  # attention alone may not be all that mixes positions
+            cells[name], notes[name] = "not examined", "no source says what may reach its outputs"
     if "plain" in row.get("cases", {}):
         cells["cache"], notes["cache"] = describe_cache(row["cases"]["plain"])
     same: dict[str, list[str]] = {}
@@ -111,7 +113,8 @@ def make_row(row: Row) -> tuple[str, dict[str, str]]:
 
 
 def _escape(text: str) -> str:
-    line = next(iter(re.sub(r"/\S*/site-packages/", "", text.removeprefix("audit: ")).strip().splitlines()), "")
+    text = text.removeprefix("audit: ").removeprefix("no test could examine the model: ").split(" Pick it: ")[0]
+    line = next(iter(re.sub(r"/\S*/site-packages/", "", text).strip().splitlines()), "")
     return line.replace("|", "\\|").replace("<", "&lt;").replace("`", "").replace("*", "\\*")[:120].rstrip(". :")
 
 

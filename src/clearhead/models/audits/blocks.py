@@ -142,7 +142,7 @@ def _run_traced(block: Block, hidden: Tensor) -> list[Traced]:
 
     def keep(module: nn.Module, is_input: bool, values: Any) -> None:
         for tensor in find_tensors(values):
-            by_position = _by_position(tensor, batch, length)
+            by_position = _put_positions_second(tensor, batch, length)
             if by_position is not None:
                 found.append((names[module], module, is_input, by_position.detach().clone()))
             return
@@ -161,7 +161,7 @@ def _run_traced(block: Block, hidden: Tensor) -> list[Traced]:
     return found
 
 
-def _by_position(tensor: Tensor, batch: int, length: int) -> Tensor | None:
+def _put_positions_second(tensor: Tensor, batch: int, length: int) -> Tensor | None:
     """A tensor of a module with its positions second, (B, L, C); None where none of its dimensions is L."""
     if not tensor.is_floating_point() or tensor.ndim < 3 or tensor.shape[0] != batch:
         return None

@@ -40,8 +40,8 @@ def audit_computed(calls: list[tuple[AttentionCall, Mask]]) -> AuditTest:
         if outcome.output is None:
             continue
         examined += 1
-        uncounted = _uncounted_rows(call)
-        problem = _expected_problem(call, expected)
+        uncounted = _find_uncounted_rows(call)
+        problem = _make_expected_problem(call, expected)
         found = measure_deviation(problem, value, outcome.output, uncounted)
         if found.is_rounding:
             continue
@@ -55,7 +55,7 @@ def audit_computed(calls: list[tuple[AttentionCall, Mask]]) -> AuditTest:
     return AuditTest("computed", True, f"each of {examined} calls equals softmax(scores) · value with this mask")
 
 
-def _uncounted_rows(call: AttentionCall) -> Tensor | None:
+def _find_uncounted_rows(call: AttentionCall) -> Tensor | None:
     """Rows that are padding, and fully masked rows to which the backend gave uniform weights."""
     found = None if call.uniform is None else call.uniform[..., 0]
     if call.padding is not None and call.padding.queries is not None:
@@ -64,7 +64,7 @@ def _uncounted_rows(call: AttentionCall) -> Tensor | None:
     return found
 
 
-def _expected_problem(call: AttentionCall, expected: Mask) -> Problem:
+def _make_expected_problem(call: AttentionCall, expected: Mask) -> Problem:
     """The problem of a call with the expected mask, and its padding, in place of its own mask."""
     problem = call.problem
     if call.padding is not None and call.padding.keys is not None:

@@ -51,7 +51,9 @@ class Expectation:
 
         Where the number of layers is not known, through any number of them.
         """
-        masks = [mask for call, mask in self.calls if self._is_whole(call, self.tokens) and not self._in_encoder(call)]
+        masks = [
+            mask for call, mask in self.calls if self._is_whole(call, self.tokens) and not self._is_in_encoder(call)
+        ]
         if masks:
             return Reachability([self._make_pairs(mask, self.tokens, self.tokens) for mask in masks])
         return Reachability([self._make_pairs(self._single_mask(), self.tokens, self.tokens)], unlimited=True)
@@ -60,8 +62,8 @@ class Expectation:
         """The inputs of the encoder that may influence each output of the decoder; None without all calls."""
         encoder = self.encoder_tokens
         assert encoder is not None
-        inside = [m for c, m in self.calls if self._in_encoder(c) and self._is_whole(c, encoder)]
-        own = [m for c, m in self.calls if not self._in_encoder(c) and self._is_whole(c, self.tokens)]
+        inside = [m for c, m in self.calls if self._is_in_encoder(c) and self._is_whole(c, encoder)]
+        own = [m for c, m in self.calls if not self._is_in_encoder(c) and self._is_whole(c, self.tokens)]
         cross = [m for c, m in self.calls if c.kind == "cross" and c.shape[3] == encoder.shape[1]]
         if not cross or len(cross) != len(own):
             return None
@@ -79,7 +81,7 @@ class Expectation:
         """
         both = [tokens for tokens in (self.tokens, self.encoder_tokens) if tokens is not None and tokens.shape == shape]
         if len(both) == 2:  # an encoder's block and a decoder's block have one shape
-            both = both[1:] if any(self._in_encoder(c) for c, _ in self._find_calls(name)) else both[:1]
+            both = both[1:] if any(self._is_in_encoder(c) for c, _ in self._find_calls(name)) else both[:1]
         if not both:
             return None
         (tokens,) = both
@@ -95,7 +97,7 @@ class Expectation:
         """The calls inside a block."""
         return [(call, mask) for call, mask in self.calls if call.name.startswith(f"{name}.")]
 
-    def _in_encoder(self, call: AttentionCall) -> bool:
+    def _is_in_encoder(self, call: AttentionCall) -> bool:
         """Whether a call is in the encoder of an encoder-decoder."""
         parts = call.layer.stack.split(".")  # such as "text_encoder", or "encoder.text_model"
         return self.encoder_tokens is not None and any(part.endswith("encoder") for part in parts)

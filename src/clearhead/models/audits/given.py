@@ -104,7 +104,7 @@ class KnownPairs:
 def pairs_of(call: AttentionCall, expected: Mask) -> Pairs:
     """The pairs that the call allowed and the expected ones. Padding is left out of both."""
     sizes, words = call.problem.sizes._replace(align="lower_right"), call.padding
-    allowed = _allowed(call)
+    allowed = _find_allowed(call)
     if expected._document_edges is not None:  # beside it, the masks of the row would count inside its documents
         expected = RecordedMask(expected._resolve(sizes), sizes)
     if words is not None and words.keys is not None:
@@ -120,7 +120,7 @@ def pairs_of(call: AttentionCall, expected: Mask) -> Pairs:
     return Pairs(both, extra, missing, rows[0] | rows[1] | rows[2], rows[0] | rows[2])
 
 
-def _allowed(call: AttentionCall) -> Mask:
+def _find_allowed(call: AttentionCall) -> Mask:
     problem = call.problem
     spans = problem.spans
     allowed: Mask = RecordedMask(all_keys(problem.sizes) if spans is None else spans, problem.sizes)
@@ -258,7 +258,7 @@ def _find_code(problem: Problem, expected: str, pairs: Pairs, what: str, row: Wo
     sizes, keys = problem.sizes, row.keys.tolist()
     later = min(keys) > row.position
     dense = None if problem.bias is None else problem.bias.dense
-    if dense is not None and dense.unique().tolist() == [0, 1]:
+    if dense is not None and set(dense.flatten().tolist()) == {0.0, 1.0}:
         return "mask-added"
     if pairs.both is None:
         return "mask-inverted"
