@@ -176,6 +176,27 @@ def test_a_key_that_a_mask_hides_from_every_query_is_no_padding():
     assert results(audit(Hides(True), make_vectors(), CAUSAL))["given"] is False
 
 
+def test_a_model_may_write_to_its_inputs_and_buffers():
+    class Writes(Block):
+        def __init__(self):
+            super().__init__(causal=True)
+            self.norm = torch.nn.BatchNorm1d(8, momentum=0.5)
+            self.register_buffer("passes", torch.zeros(()))
+
+        def forward(self, x):
+            self.passes += 1
+            self.norm(x.detach().transpose(1, 2))
+            x *= 1 + 0.1 * self.passes
+            return super().forward(x)
+
+    model, x = Writes().train(), make_vectors()
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    report = audit(model, x, CAUSAL, level="all")
+    assert report.ok and results(report)["gradient"], report
+    assert torch.equal(x, make_vectors())
+    assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
+
+
 class FailsBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):

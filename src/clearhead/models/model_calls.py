@@ -20,12 +20,21 @@ def call_without_grad(model: nn.Module, inputs: Any) -> Any:
     return call_model(model, inputs)
 
 
-def call_model(model: nn.Module, inputs: Any) -> Any:
-    """The model's output on a mapping of keywords, a tuple of arguments, or one argument, which are not written to."""
+def call_model(model: nn.Module, inputs: Any, copies_tensors: bool = False) -> Any:
+    """The model's output on a mapping of keywords, a tuple of arguments, or one argument, which are not written to.
+
+    `copies_tensors`: for a model that may write to its tensors too.
+    """
+
+    def own(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.clone() if copies_tensors else value
+        return deepcopy(value)  # such as a key/value cache
+
     if isinstance(inputs, Mapping):
-        return model(**{name: _own(value) for name, value in inputs.items()})
+        return model(**{name: own(value) for name, value in inputs.items()})
     try:
-        return model(*map(_own, inputs)) if isinstance(inputs, tuple) else model(_own(inputs))
+        return model(*map(own, inputs)) if isinstance(inputs, tuple) else model(own(inputs))
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
         first = inputs[0] if isinstance(inputs, list | tuple) and inputs else inputs
         if not isinstance(first, str | bytes | int | list):  # a text, or tokens in the place of tensors
@@ -40,8 +49,3 @@ def outside_inference(inputs: Any) -> Any:
     """The inputs for a run with gradients: copies of tensors of inference mode, which autograd does not keep."""
     given = dict(inputs) if isinstance(inputs, Mapping) else inputs
     return tree_map_only(Tensor, lambda tensor: tensor.clone() if tensor.is_inference() else tensor, given)
-
-
-def _own(value: Any) -> Any:
-    """A copy of an argument that a model may write to, such as a key/value cache; a tensor is not copied."""
-    return value if isinstance(value, Tensor) else deepcopy(value)

@@ -23,7 +23,14 @@ from clearhead.models.audits.arguments import (
     validate_level,
 )
 from clearhead.models.audits.audit_report import AuditReport, AuditTest, Level
-from clearhead.models.audits.audited_model import DECODER_INPUTS, DROPOUT, AuditedModel, find_inputs, share_batch
+from clearhead.models.audits.audited_model import (
+    DECODER_INPUTS,
+    DROPOUT,
+    AuditedModel,
+    find_inputs,
+    repeatable,
+    share_batch,
+)
 from clearhead.models.audits.blocks import Block, record_blocks
 from clearhead.models.audits.computed import audit_computed
 from clearhead.models.audits.expectation import Expectation, Expected, describe_mask, pair_with_masks
@@ -116,7 +123,7 @@ def audit(
     validate_arguments(model, batch, inputs, output, seed)
     batch = share_batch(model, batch)
     names = find_inputs(batch) if inputs is None else [inputs]
-    with bar(FORWARDS[level] * len(names), "forward passes") as progress:
+    with repeatable(model, seed), bar(FORWARDS[level] * len(names), "forward passes") as progress:
         first, *others = [AuditedModel(model, batch, name, output, seed, progress.update) for name in names]
         calls, blocks, why = _run_recorded(first, padding, level)
         with_positions = next((audited for audited in (first, *others) if not audited.objection), None)

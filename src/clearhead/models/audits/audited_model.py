@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from functools import cached_property
 from typing import Any
 
@@ -23,7 +24,6 @@ from clearhead.models.model_calls import call_model
 INPUTS = ("input_ids", "inputs_embeds", "input_features", "input_values", "pixel_values", "hidden_states", "x", "src")
 DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds", "tgt")
 SPECIAL = ["pad", "bos", "eos", "sep", "cls", "mask", "image", "video", "audio", "decoder_start", "boi", "eoi"]
-DROPOUT = "dropout is on: call model.eval()"
 DROPOUT = "dropout is on: call model.eval()"
 LOUD = 3.0  # changed vectors are so many times as long as others of the batch: a short one may vanish in rounding
 
@@ -136,9 +136,8 @@ class AuditedModel:
 
     def _call(self, batch: Any, seed: int, model: Any = None) -> Any:
         self.count()
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            return call_model(self.model if model is None else model, batch)
+        with repeatable(self.model, seed):
+            return call_model(self.model if model is None else model, batch, copies_tensors=True)
 
     def run_from_leaf(self) -> tuple[Tensor, Tensor]:
         """A leaf that requires grad, (B, L, C), the embeddings of ids or the input itself; and the outputs."""
@@ -205,6 +204,30 @@ class AuditedModel:
             raise ClearheadError("audit: no nn.Embedding was seen to read the ids.")
 
 
+@contextmanager
+def repeatable(model: Any, seed: int) -> Iterator[None]:
+    """A run with random numbers of this seed. They and the model's buffers, such as running means, are put back.
+
+    Integers are left out, but for counters: quantized weights are buffers too.
+    """
+    parts = model.modules() if isinstance(model, nn.Module) else ()
+    kept = [
+        (part._buffers, name, buffer, buffer.clone())
+        for part in parts
+        for name, buffer in part._buffers.items()
+        if buffer is not None and (buffer.is_floating_point() or not buffer.ndim)
+    ]
+    try:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            yield
+    finally:
+        with torch.inference_mode():
+            for owner, name, buffer, before in kept:
+                buffer.data.copy_(before)  # as a write, it would be an error in the backward pass
+                owner[name] = buffer
+
+
 def replace_vectors(vectors: Tensor, changed: Tensor, seed: int) -> Tensor:
     """Other vectors (B, L, C) at these positions, bool (B, L): those of other positions, `LOUD` times, and noise.
 
@@ -228,8 +251,10 @@ def find_tensors(result: Any) -> Iterator[Tensor]:
     if isinstance(result, Tensor):
         yield result
     else:
-        values = result.values() if isinstance(result, Mapping) else result if isinstance(result, list | tuple) else ()
-        for value in values:
+        values = vars(result) if is_dataclass(result) and not isinstance(result, Mapping | type) else result
+        for value in (
+            values.values() if isinstance(values, Mapping) else values if isinstance(values, list | tuple) else ()
+        ):
             yield from find_tensors(value)
 
 

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from clearhead.base.torch_state.versions import Versions
-from clearhead.models.audits.audited_model import find_tensors
+from clearhead.models.audits.audited_model import find_tensors, repeatable
 
 HIDDEN = ("hidden_states", "x", "src", "tgt", "input", "inputs")
 CACHES = (
@@ -61,8 +60,7 @@ class Block:
             args[self._key] = hidden.clone()  # a block may write to its input
         else:
             kwargs[str(self._key)] = hidden.clone()
-        with torch.random.fork_rng():
-            torch.manual_seed(self._seed)
+        with repeatable(self.module, self._seed):
             result = self.module(*args, **kwargs)
         for tensor in find_tensors(result):
             if tensor.shape == hidden.shape:

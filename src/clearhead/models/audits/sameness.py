@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
 from clearhead.models.audits.audit_report import AuditFinding, AuditTest
-from clearhead.models.audits.audited_model import DECODER_INPUTS, DROPOUT, AuditedModel, find_output
+from clearhead.models.audits.audited_model import DECODER_INPUTS, DROPOUT, AuditedModel, find_output, repeatable
 from clearhead.models.audits.probes import Positions
 from clearhead.models.model_calls import call_model
 
@@ -164,6 +164,5 @@ def _run(audited: AuditedModel, given: dict[str, Any]) -> Tensor:
 
 def _call(audited: AuditedModel, given: dict[str, Any]) -> Any:
     audited.count()
-    with torch.random.fork_rng():
-        torch.manual_seed(audited.seed)
-        return call_model(audited.model, given) if "past_key_values" not in given else audited.model(**given)
+    with repeatable(audited.model, audited.seed):
+        return call_model(audited.model, given, copies_tensors=True)
