@@ -13,7 +13,7 @@ pytest.importorskip("transformers", reason="the extra [models] is not installed"
 import transformers
 from ranks.processes import on_ranks
 
-from audits.faults import CAUSAL, IDS, IN_DOCUMENTS, PACKED, PLAIN, RIGHT, expect_of_bart
+from audits.faults import CAUSAL, IDS, IN_DOCUMENTS, OWN, PACKED, PLAIN, RIGHT, expect_of_bart
 from audits.faulty_models import EncoderAndDecoder, HandWrittenGPT, make_llama, register_backend
 from clearhead.models.audits.audit import assert_attends, audit
 from clearhead.models.audits.audited_model import AuditedModel
@@ -144,6 +144,29 @@ def test_a_model_may_write_to_its_inputs_and_buffers():
     assert report.ok and results(report)["gradient"], report
     assert torch.equal(x, make_vectors())
     assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
+
+
+def test_outputs_that_are_not_finite():
+    def overflow(x):
+        return Block(True)(x) + torch.tensor([0.0, torch.inf])[(x.mean(1, keepdim=True) > 0).long()]
+
+    report = audit(overflow, make_vectors(), CAUSAL)
+    assert results(report)["influence"] is False and "have NaN or infinity" in str(report), report
+
+
+def test_what_cannot_be_run_otherwise_is_not_examined():
+    class OneShape(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = make_llama()
+
+        def forward(self, input_ids):
+            if input_ids.shape != IDS.shape:
+                raise RuntimeError
+            return self.inner(input_ids)
+
+    (same,) = (test for test in audit(OneShape(), OWN, CAUSAL, level="all").tests if test.name == "same")
+    assert same.holds is None and "not alone: RuntimeError" in same.text
 
 
 class FailsBackward(torch.autograd.Function):

@@ -204,8 +204,12 @@ def repeatable(model: Any, seed: int) -> Iterator[None]:
     Integers are left out, but for counters: quantized weights are buffers too.
     """
     parts = model.modules() if isinstance(model, nn.Module) else ()
-    buffers = [(part._buffers, name, buffer) for part in parts for name, buffer in part._buffers.items()]
-    kept = [(*one, one[2].clone()) for one in buffers if _may_be_updated(one[2])]
+    kept = [
+        (part._buffers, name, buffer, buffer.clone())
+        for part in parts
+        for name, buffer in part._buffers.items()
+        if buffer is not None and (buffer.is_floating_point() or not buffer.ndim)
+    ]
     try:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
@@ -215,10 +219,6 @@ def repeatable(model: Any, seed: int) -> Iterator[None]:
             for owner, name, buffer, before in kept:
                 buffer.data.copy_(before)  # as a write, it would be an error in the backward pass
                 owner[name] = buffer
-
-
-def _may_be_updated(buffer: Tensor | None) -> bool:
-    return buffer is not None and (buffer.is_floating_point() or not buffer.ndim)
 
 
 def replace_vectors(vectors: Tensor, changed: Tensor, seed: int) -> Tensor:

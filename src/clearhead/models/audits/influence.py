@@ -31,6 +31,9 @@ def audit_influence(
         else:
             text = f"two runs of the same batch differ by {audited.randomness:.2g} of the size of the outputs"
             findings.append(AuditFinding("outputs-random", "influence", text))
+    broken = positions.tokens & ~base.isfinite().all(-1).cpu()
+    if bool(broken.any()):
+        notes.append(f"warning: {int(broken.sum())} outputs have NaN or infinity, the same of which is no movement")
     if audited.has_ids:
         special = audited.find_special() & positions.input_tokens
         of_ids, by_ids = positions, probes

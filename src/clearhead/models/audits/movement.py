@@ -15,6 +15,7 @@ from clearhead.models.audits.probes import Probe
 # another order where other numbers change. Rounding was at most 2.4e-6, and true leaks at least 2.7e-3, in 840 cases
 # over 255 architectures.
 LARGEST_ROUNDING = 1e-3
+ROWS = 256  # positions whose outputs are compared together
 LEAK_CODES = {  # by the relation of an input to the output that it moves
     "padding": "padding-reaches-outputs",
     "another sequence": "sequences-mix",
@@ -80,7 +81,7 @@ def measure_influence(run: Run, differentiate: Differentiate, probes: list[Probe
     all_moved = torch.cat(movements) if movements else torch.zeros(0, dtype=torch.float32, device="cpu")
     found.usual = float(all_moved.median()) if len(all_moved) else 0.0
     for one in found.leaks:
-        one.size = one.size / found.usual if found.usual else math.inf
+        one.size = one.size / found.usual if 0 < found.usual < math.inf else math.inf
     rounding = [one for one in found.leaks if _is_rounding(one, differentiate)]
     found.rounding = max((one.size for one in rounding), default=0.0)
     found.leaks = sorted((one for one in found.leaks if one not in rounding), key=lambda leak: -leak.size)
@@ -101,12 +102,29 @@ def _is_rounding(leak: Leak, differentiate: Differentiate) -> bool:
 
 def compare_outputs(base: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
     """How far each output (B, L) moved, as a part of the outputs' size, and whether any bit of it did."""
-    numbers = base.double()
-    finite = numbers[numbers.isfinite()]
-    size = float(finite.square().mean().sqrt()) if finite.numel() else 1.0
-    moved = ((base != other) & ~(base.isnan() & other.isnan())).any(-1).cpu()
-    distance = (numbers - other.double()).abs().amax(-1).cpu() / (size or 1.0)
-    return torch.where(moved, distance.nan_to_num(math.inf, math.inf), 0.0), moved
+    distance, moved = measure_distance(base, other)
+    return distance / measure_size(base), moved
+
+
+def measure_distance(base: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest difference at each position of two outputs (B, L, C), and whether any bit differs, (B, L) each.
+
+    Infinite where one of two numbers alone is finite. A few rows at a time: logits in double precision are large.
+    """
+    distances, moved = [], []
+    for one, two in zip(torch.split(base, ROWS, 1), torch.split(other, ROWS, 1), strict=True):
+        same = (one == two) | (one.isnan() & two.isnan())
+        distance = (one.double() - two.double()).abs().masked_fill(same, 0.0)
+        distances.append(distance.amax(-1).nan_to_num(math.inf, math.inf).cpu())
+        moved.append(~same.all(-1).cpu())
+    return torch.cat(distances, 1), torch.cat(moved, 1)
+
+
+def measure_size(outputs: Tensor) -> float:
+    """The root mean square of the finite numbers in outputs (..., L, C), or 1 where it is 0."""
+    parts = [part[part.isfinite()].double() for part in torch.split(outputs, ROWS, -2)]
+    count = sum(part.numel() for part in parts)
+    return math.sqrt(sum(float(part.square().sum()) for part in parts) / max(count, 1)) or 1.0
 
 
 def _trace(run: Run, base: Tensor, leak: Leak) -> None:

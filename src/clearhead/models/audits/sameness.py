@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError
-from clearhead.models.audits.audit_report import AuditFinding, AuditTest
+from clearhead.models.audits.audit_report import AuditFinding, AuditTest, describe_error
 from clearhead.models.audits.audited_model import (
     DECODER_INPUTS,
     DROPOUT,
@@ -19,6 +19,7 @@ from clearhead.models.audits.audited_model import (
     repeatable,
     unwrap_model,
 )
+from clearhead.models.audits.movement import measure_distance, measure_size
 from clearhead.models.audits.probes import Positions
 from clearhead.models.model_calls import call_model
 
@@ -40,9 +41,8 @@ def audit_sameness(audited: AuditedModel, positions: Positions) -> AuditTest:
     if audited.has_dropout:
         return AuditTest("same", None, DROPOUT)
     whole = audited.outputs
-    numbers = whole.float()
-    size = float(numbers[positions.tokens.to(whole.device)].square().mean().sqrt()) or 1.0
-    examined, findings, rounding = [], [], None
+    size = measure_size(whole[positions.tokens.to(whole.device)])
+    examined, skipped, findings, rounding = [], [], [], None
     for code, words, runs in (
         ("positions-not-restarted", "alone", _run_alone(audited, positions)),
         ("cache-differs", "with a cache, token by token", _run_cached(audited, positions, by_token=True)),
@@ -51,11 +51,11 @@ def audit_sameness(audited: AuditedModel, positions: Positions) -> AuditTest:
         try:
             for sequence, start, result in runs:
                 examined.append(words)
-                stop = start + result.shape[1]
-                distance = (result[0].float() - numbers[sequence, start:stop]).abs().amax(-1) / size
-                if not float(distance.max()) <= TOLERANCE:
+                own = whole[sequence : sequence + 1, start : start + result.shape[1]]
+                distance = measure_distance(own, result)[0][0] / size
+                if float(distance.max()) > TOLERANCE:
                     if rounding is None:
-                        rounding = _measure_rounding(audited, numbers) / size
+                        rounding = _measure_rounding(audited) / size
                     if float(distance.max()) <= ROUNDINGS * rounding:
                         continue
                     place = start + int(distance.argmax())
@@ -63,12 +63,12 @@ def audit_sameness(audited: AuditedModel, positions: Positions) -> AuditTest:
                     findings.append(AuditFinding(code, "same", text, output=(sequence, place)))
                     break
         except Exception as error:  # not every model takes a piece of its batch, or a cache
-            examined.append(f"not {words}: {type(error).__name__}: {str(error).splitlines()[0]:.80}")
-    ways = ", ".join(dict.fromkeys(examined))
+            skipped.append(f"not {words}: {describe_error(error)}")
+    ways = ", ".join(dict.fromkeys([*examined, *skipped]))
     if findings:
         return AuditTest("same", False, f"the same tokens have other outputs ({ways})", tuple(findings))
     if not examined:
-        return AuditTest("same", None, "no part of the batch can be run otherwise")
+        return AuditTest("same", None, ways or "no part of the batch can be run otherwise")
     return AuditTest("same", True, f"the same tokens have the same outputs ({ways})")
 
 
@@ -78,7 +78,7 @@ def _name_masks(audited: AuditedModel) -> tuple[str, str]:
     return f"{prefix}attention_mask", f"{prefix}position_ids"
 
 
-def _measure_rounding(audited: AuditedModel, numbers: Tensor) -> float:
+def _measure_rounding(audited: AuditedModel) -> float:
     """How far outputs (B, L, C) move when the embeddings change by one rounding each; 0 where they can't be changed."""
 
     def add_noise(vectors: Tensor) -> Tensor:
@@ -88,7 +88,8 @@ def _measure_rounding(audited: AuditedModel, numbers: Tensor) -> float:
 
     try:
         with audited.embeddings_replaced(add_noise):
-            return float((audited.run().float() - numbers).abs().nan_to_num(0.0).max())
+            distance = measure_distance(audited.outputs, audited.run())[0]
+            return float(distance[distance.isfinite()].max())
     except ClearheadError:
         return 0.0
 
