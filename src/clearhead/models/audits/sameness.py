@@ -41,7 +41,7 @@ def audit_sameness(audited: AuditedModel, positions: Positions) -> AuditTest:
     if audited.has_dropout:
         return AuditTest("same", None, DROPOUT)
     whole = audited.outputs
-    size = measure_size(whole[positions.tokens.to(whole.device)])
+    size = measure_size(whole[positions.tokens.to(whole.device)][None])
     examined, skipped, findings, rounding = [], [], [], None
     for code, words, runs in (
         ("positions-not-restarted", "alone", _run_alone(audited, positions)),
