@@ -17,7 +17,7 @@ from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.torch_state.tensor_kind import is_dtensor
 from clearhead.base.torch_state.torch_private import tree_map_only, uncompiled
 from clearhead.models.audits.arguments import validate_input
-from clearhead.models.audits.movement import compare_outputs
+from clearhead.models.audits.movement import measure_distance, measure_size
 from clearhead.models.model_calls import call_model
 
 INPUTS = ("input_ids", "inputs_embeds", "input_features", "input_values", "pixel_values", "hidden_states", "x", "src")
@@ -110,7 +110,8 @@ class AuditedModel:
     def randomness(self) -> float:
         """How far two runs of the batch with other seeds differ, as a part of the size of the outputs."""
         with torch.no_grad():
-            return float(compare_outputs(self.outputs, self.run(seed=self.seed + 1))[0].max())
+            largest = float(measure_distance(self.outputs, self.run(seed=self.seed + 1))[0].max())
+        return largest and largest / measure_size(self.outputs)
 
     @property
     def has_dropout(self) -> bool:

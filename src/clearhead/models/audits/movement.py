@@ -50,7 +50,7 @@ class Influence:
 
     `leaks`: largest first. `unmoved`: outputs (B, L) that stayed though a changed input should influence them, a list
     by probe. `mixes`: whether any output moved with an input of another position. `usual`: the median movement of
-    outputs that may move, as a part of the size of the outputs. `rounding`: the largest movement that was left out
+    outputs that may move. `rounding`: the largest movement that was left out
     because it is rounding, as a part of the usual one.
     """
 
@@ -69,7 +69,7 @@ def measure_influence(run: Run, differentiate: Differentiate, probes: list[Probe
     found, base = Influence(), run(None)
     movements = []
     for probe in probes:
-        movement, moved = compare_outputs(base, run(probe.changed))
+        movement, moved = measure_distance(base, run(probe.changed))
         leak = moved & probe.fixed
         if bool(leak.any()):
             found.leaks.append(Leak(probe, leak, float(movement[leak].max())))
@@ -98,12 +98,6 @@ def _is_rounding(leak: Leak, differentiate: Differentiate) -> bool:
     except Exception:  # not every model has a backward pass
         return True
     return gradient is None or not bool((gradient[leak.probe.changed] != 0).any())
-
-
-def compare_outputs(base: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    """How far each output (B, L) moved, as a part of the outputs' size, and whether any bit of it did."""
-    distance, moved = measure_distance(base, other)
-    return distance / (measure_size(base) if bool(moved.any()) else 1.0), moved
 
 
 def measure_distance(base: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
@@ -143,14 +137,14 @@ def _split_positions(outputs: Tensor) -> Iterator[slice]:
 
 def _trace(run: Run, base: Tensor, leak: Leak) -> None:
     """Find one input that alone moves the output that moved most, by halving the set of changed inputs."""
-    movement, moved = compare_outputs(base, run(leak.probe.changed))
+    movement, moved = measure_distance(base, run(leak.probe.changed))
     flat = movement.masked_fill(~(leak.moved & moved), -1.0).flatten()
     sequence, position = leak.output = divmod(int(flat.argmax()), base.shape[1])
 
     def moves(inputs: list[list[int]]) -> bool:
         changed = torch.zeros_like(leak.probe.changed)  # inputs of an encoder may be more than the outputs
         changed[tuple(torch.tensor(inputs, device="cpu").T)] = True
-        return bool(compare_outputs(base, run(changed))[1][sequence, position])
+        return bool(measure_distance(base, run(changed))[1][sequence, position])
 
     # the nearest inputs first: of several paths, the shortest is the easiest to understand
     inputs = sorted(leak.probe.changed.nonzero().tolist(), key=lambda at: (at[0] != sequence, abs(at[1] - position)))
