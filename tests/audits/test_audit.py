@@ -35,6 +35,9 @@ def test_a_compiled_model():
     compiled = torch.compile(model, backend="eager")
     report = audit(compiled, PLAIN, CAUSAL, level="outputs")
     assert report.ok and results(report)["influence"] is True
+    whole = torch.compile(HandWrittenGPT().eval(), backend="eager", fullgraph=True)
+    report = audit(whole, {"input_ids": IDS}, CAUSAL, level="all")
+    assert results(report)["gradient"] and "not changed" not in str(report), report
     bidirectional = torch.compile(HandWrittenGPT(bidirectional=True).eval(), backend="eager")
     assert not audit(bidirectional, {"input_ids": IDS}, CAUSAL, level="outputs").ok
 

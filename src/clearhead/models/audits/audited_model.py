@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import is_dataclass
 from functools import cached_property
 from typing import Any
@@ -189,8 +189,10 @@ class AuditedModel:
         modules = self.model.modules() if isinstance(self.model, nn.Module) else ()
         parts = [part for part in modules if isinstance(part, nn.Embedding)]
         handles = [part.register_forward_hook(hook) for part in parts]
-        try:
-            yield
+        is_compiled = isinstance(self.model, nn.Module) and uncompiled(self.model) is not self.model
+        try:  # the compiler would trace the hook, and raise an error where it may not break the graph
+            with torch.compiler.set_stance("force_eager") if is_compiled else nullcontext():
+                yield
         finally:
             for handle in handles:
                 handle.remove()
