@@ -356,6 +356,7 @@ def test_an_assertion_holds_the_report():
         ({"labels": IDS}, CAUSAL, "Name it: inputs="),
         (PLAIN, {7: CAUSAL}, "no layer 7"),
         (PLAIN, "causal", "Pass a Mask"),
+        ({**PLAIN, "attention_mask": torch.zeros_like(IDS)}, CAUSAL, "every position is padding"),
         (PLAIN, torch.ones(5, 5, dtype=torch.bool), "5"),
     ],
 )

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.torch_state.tensor_kind import is_dtensor
-from clearhead.base.torch_state.torch_private import tree_map_only, uncompiled
+from clearhead.base.torch_state.torch_private import parts_of, tree_map_only, uncompiled
 from clearhead.models.audits.arguments import validate_input
 from clearhead.models.audits.movement import measure_distance, measure_size
 from clearhead.models.model_calls import call_model
@@ -208,9 +208,9 @@ def repeatable(model: Any, seed: int) -> Iterator[None]:
     """
     parts = model.modules() if isinstance(model, nn.Module) else ()
     kept = [
-        (part._buffers, name, buffer, buffer.clone())
-        for part in parts
-        for name, buffer in part._buffers.items()
+        (buffers, name, buffer, buffer.clone())
+        for _, buffers, _ in map(parts_of, parts)
+        for name, buffer in buffers.items()
         if buffer is not None and (buffer.is_floating_point() or not buffer.ndim)
     ]
     try:
@@ -219,9 +219,9 @@ def repeatable(model: Any, seed: int) -> Iterator[None]:
             yield
     finally:
         with torch.inference_mode():
-            for owner, name, buffer, before in kept:
+            for buffers, name, buffer, before in kept:
                 buffer.data.copy_(before)  # as a write, it would be an error in the backward pass
-                owner[name] = buffer
+                buffers[name] = buffer
 
 
 def replace_vectors(vectors: Tensor, changed: Tensor, seed: int) -> Tensor:
