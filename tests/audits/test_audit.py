@@ -13,7 +13,7 @@ pytest.importorskip("transformers", reason="the extra [models] is not installed"
 import transformers
 from ranks.processes import on_ranks
 
-from audits.faults import CAUSAL, IDS, IN_DOCUMENTS, PACKED, PLAIN, RIGHT, expect_of_bart, make_lfm2
+from audits.faults import CAUSAL, IDS, IN_DOCUMENTS, OWN, PACKED, PLAIN, RIGHT, expect_of_bart, make_lfm2
 from audits.faulty_models import (
     GROUPED,
     SMALL,
@@ -43,6 +43,9 @@ def test_a_compiled_model():
     compiled = torch.compile(model, backend="eager")
     report = audit(compiled, PLAIN, CAUSAL, level="outputs")
     assert report.ok and results(report)["influence"] is True
+    whole = torch.compile(HandWrittenGPT().eval(), backend="eager", fullgraph=True)
+    report = audit(whole, {"input_ids": IDS}, CAUSAL, level="all")
+    assert results(report)["gradient"] and "not changed" not in str(report), report
     bidirectional = torch.compile(HandWrittenGPT(bidirectional=True).eval(), backend="eager")
     assert not audit(bidirectional, {"input_ids": IDS}, CAUSAL, level="outputs").ok
 
@@ -66,10 +69,10 @@ def test_a_compiled_model_has_the_layers_of_the_model_that_was_compiled():
 
 
 @pytest.mark.parametrize("level", ["outputs", "layers"])
-def test_outputs_that_are_not_finite_are_a_finding(level):
+def test_outputs_with_nan_are_a_finding(level):
     model = make_llama()
     model.layers[0].self_attn.v_proj.weight.data[0, 0] = torch.nan
-    assert "outputs-not-finite" in {finding.code for finding in audit(model, PLAIN, CAUSAL, level=level).findings}
+    assert "outputs-nan" in {finding.code for finding in audit(model, PLAIN, CAUSAL, level=level).findings}
 
 
 def test_a_bool_mask_that_is_added_to_the_scores_has_its_cause_and_remedy():
@@ -195,6 +198,29 @@ def test_a_model_may_write_to_its_inputs_and_buffers():
     assert report.ok and results(report)["gradient"], report
     assert torch.equal(x, make_vectors())
     assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
+
+
+def test_outputs_that_are_not_finite():
+    def overflow(x):
+        return Block(True)(x) + torch.tensor([0.0, torch.inf])[(x.mean(1, keepdim=True) > 0).long()]
+
+    report = audit(overflow, make_vectors(), CAUSAL)
+    assert results(report)["influence"] is False, report
+
+
+def test_what_cannot_be_run_otherwise_is_not_examined():
+    class OneShape(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = make_llama()
+
+        def forward(self, input_ids):
+            if input_ids.shape != IDS.shape:
+                raise RuntimeError
+            return self.inner(input_ids)
+
+    (same,) = (test for test in audit(OneShape(), OWN, CAUSAL, level="all").tests if test.name == "same")
+    assert same.holds is None and "not alone: RuntimeError" in same.text
 
 
 class FailsBackward(torch.autograd.Function):
@@ -382,6 +408,7 @@ def test_an_assertion_holds_the_report():
         ({"labels": IDS}, CAUSAL, "Name it: inputs="),
         (PLAIN, {7: CAUSAL}, "no layer 7"),
         (PLAIN, "causal", "Pass a Mask"),
+        ({**PLAIN, "attention_mask": torch.zeros_like(IDS)}, CAUSAL, "every position is padding"),
         (PLAIN, torch.ones(5, 5, dtype=torch.bool), "5"),
     ],
 )

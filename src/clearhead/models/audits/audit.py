@@ -131,6 +131,8 @@ def audit(
             tokens, encoder_tokens = _find_tokens_of_blocks(blocks), None
         else:
             tokens, encoder_tokens = _find_tokens(with_positions, padding)
+            if not bool(tokens.any()):
+                raise ClearheadError("audit: every position is padding; expected a mask (B, L), 0 for padding alone.")
         expectation = Expectation(mask, tokens, encoder_tokens, calls)
         tests = [audit_given(expectation.calls) if calls else AuditTest("given", None, why)]
         if level != "outputs" and calls:

@@ -47,6 +47,11 @@ class AuditTest:
     findings: tuple[AuditFinding, ...] = ()
 
 
+def describe_error(error: Exception) -> str:
+    """The first line of why a model could not be examined, with the kind of the error."""
+    return f"{type(error).__name__}: {error}".splitlines()[0][:120]
+
+
 @dataclass(frozen=True, eq=False)
 class AuditReport:
     """Whether a model attends as expected, by independent tests. `clearhead.audit` returns it.

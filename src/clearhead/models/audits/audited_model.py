@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import is_dataclass
 from functools import cached_property
 from typing import Any
@@ -16,9 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.torch_state.tensor_kind import is_dtensor
-from clearhead.base.torch_state.torch_private import tree_map_only, uncompiled
+from clearhead.base.torch_state.torch_private import parts_of, tree_map_only, uncompiled
 from clearhead.models.audits.arguments import validate_input
-from clearhead.models.audits.movement import compare_outputs
+from clearhead.models.audits.movement import measure_distance, measure_size
 from clearhead.models.model_calls import call_model
 
 INPUTS = ("input_ids", "inputs_embeds", "input_features", "input_values", "pixel_values", "hidden_states", "x", "src")
@@ -116,7 +116,8 @@ class AuditedModel:
         if self._recorded is not None and torch.equal(self._pick_outputs(self._recorded), self.outputs):
             return 0.0
         with torch.no_grad():
-            return float(compare_outputs(self.outputs, self.run(seed=self.seed + 1))[0].max())
+            largest = float(measure_distance(self.outputs, self.run(seed=self.seed + 1))[0].max())
+        return largest and largest / measure_size(self.outputs)
 
     @property
     def has_dropout(self) -> bool:
@@ -200,8 +201,10 @@ class AuditedModel:
         modules = self.model.modules() if isinstance(self.model, nn.Module) else ()
         parts = [part for part in modules if isinstance(part, nn.Embedding)]
         handles = [part.register_forward_hook(hook) for part in parts]
-        try:
-            yield
+        is_compiled = isinstance(self.model, nn.Module) and uncompiled(self.model) is not self.model
+        try:  # the compiler would trace the hook, and raise an error where it may not break the graph
+            with torch.compiler.set_stance("force_eager") if is_compiled else nullcontext():
+                yield
         finally:
             for handle in handles:
                 handle.remove()
@@ -217,9 +220,9 @@ def repeatable(model: Any, seed: int) -> Iterator[None]:
     """
     parts = model.modules() if isinstance(model, nn.Module) else ()
     kept = [
-        (part._buffers, name, buffer, buffer.clone())
-        for part in parts
-        for name, buffer in part._buffers.items()
+        (buffers, name, buffer, buffer.clone())
+        for _, buffers, _ in map(parts_of, parts)
+        for name, buffer in buffers.items()
         if buffer is not None and (buffer.is_floating_point() or not buffer.ndim)
     ]
     try:
@@ -228,9 +231,9 @@ def repeatable(model: Any, seed: int) -> Iterator[None]:
             yield
     finally:
         with torch.inference_mode():
-            for owner, name, buffer, before in kept:
+            for buffers, name, buffer, before in kept:
                 buffer.data.copy_(before)  # as a write, it would be an error in the backward pass
-                owner[name] = buffer
+                buffers[name] = buffer
 
 
 def replace_vectors(vectors: Tensor, changed: Tensor, seed: int) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from clearhead.models.audits.audit_report import AuditFinding, AuditTest
+from clearhead.models.audits.audit_report import AuditFinding, AuditTest, describe_error
 from clearhead.models.audits.movement import LEAK_CODES, Differentiate
 from clearhead.models.audits.probes import Positions, Probe
 
@@ -20,7 +20,7 @@ def audit_gradient(differentiate: Differentiate, positions: Positions, probes: l
         try:
             gradient = differentiate(probe.fixed)
         except Exception as error:  # not every model has a backward pass, and in eval mode some assert train mode
-            return AuditTest("gradient", None, f"{type(error).__name__}: {error}".splitlines()[0])
+            return AuditTest("gradient", None, describe_error(error))
         if gradient is None:
             return AuditTest("gradient", None, "the outputs do not require grad")
         wrong = probe.changed & (gradient != 0)  # NaN is no zero

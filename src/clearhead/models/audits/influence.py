@@ -25,11 +25,11 @@ def audit_influence(
     """
     base = audited.outputs
     findings, notes, still, rounding = [], [], [], 0.0
-    infinite = positions.tokens & ~base.isfinite().all(-1).cpu()
-    if bool(infinite.any()):
-        sequence, position = infinite.nonzero()[0].tolist()
-        text = f"output ({sequence}, {position}) is not finite, so what moves it is not known"
-        findings.append(AuditFinding("outputs-not-finite", "influence", text, output=(sequence, position)))
+    broken = positions.tokens & base.isnan().any(-1).cpu()
+    if bool(broken.any()):
+        sequence, position = broken.nonzero()[0].tolist()
+        text = f"output ({sequence}, {position}) has NaN, so what moves it is not known"
+        findings.append(AuditFinding("outputs-nan", "influence", text, output=(sequence, position)))
     if audited.randomness:
         if audited.has_dropout:
             notes.append("train mode with dropout, each run with the same seed")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.models.audits.audit_report import AuditFinding, AuditTest
+from clearhead.models.audits.audit_report import AuditFinding, AuditTest, describe_error
 from clearhead.models.audits.audited_model import replace_vectors
 from clearhead.models.audits.blocks import Block, locate_change
 from clearhead.models.audits.expectation import Expectation
@@ -53,7 +53,7 @@ def audit_layers(
         try:
             found = measure_influence(run, differentiate, some)
         except Exception as error:  # a block may need what only the whole model has
-            skipped.append(f"{block.name} ({type(error).__name__}: {error})")
+            skipped.append(f"{block.name} ({describe_error(error)})")
             continue
         examined += 1
         finding = _judge(block, found, positions, seed)

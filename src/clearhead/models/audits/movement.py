@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -15,6 +15,7 @@ from clearhead.models.audits.probes import Probe
 # another order where other numbers change. Rounding was at most 2.4e-6, and true leaks at least 2.7e-3, in 840 cases
 # over 255 architectures.
 LARGEST_ROUNDING = 1e-3
+MOST_NUMBERS = 2**20  # that are compared together
 LEAK_CODES = {  # by the relation of an input to the output that it moves
     "padding": "padding-reaches-outputs",
     "another sequence": "sequences-mix",
@@ -49,7 +50,7 @@ class Influence:
 
     `leaks`: largest first. `unmoved`: outputs (B, L) that stayed though a changed input should influence them, a list
     by probe. `mixes`: whether any output moved with an input of another position. `usual`: the median movement of
-    outputs that may move, as a part of the size of the outputs. `rounding`: the largest movement that was left out
+    outputs that may move. `rounding`: the largest movement that was left out
     because it is rounding, as a part of the usual one.
     """
 
@@ -68,7 +69,7 @@ def measure_influence(run: Run, differentiate: Differentiate, probes: list[Probe
     found, base = Influence(), run(None)
     movements = []
     for probe in probes:
-        movement, moved = compare_outputs(base, run(probe.changed))
+        movement, moved = measure_distance(base, run(probe.changed))
         leak = moved & probe.fixed
         if bool(leak.any()):
             found.leaks.append(Leak(probe, leak, float(movement[leak].max())))
@@ -80,7 +81,7 @@ def measure_influence(run: Run, differentiate: Differentiate, probes: list[Probe
     all_moved = torch.cat(movements) if movements else torch.zeros(0, dtype=torch.float32, device="cpu")
     found.usual = float(all_moved.median()) if len(all_moved) else 0.0
     for one in found.leaks:
-        one.size = one.size / found.usual if found.usual else math.inf
+        one.size = one.size / found.usual if 0 < found.usual < math.inf else math.inf
     rounding = [one for one in found.leaks if _is_rounding(one, differentiate)]
     found.rounding = max((one.size for one in rounding), default=0.0)
     found.leaks = sorted((one for one in found.leaks if one not in rounding), key=lambda leak: -leak.size)
@@ -99,26 +100,51 @@ def _is_rounding(leak: Leak, differentiate: Differentiate) -> bool:
     return gradient is None or not bool((gradient[leak.probe.changed] != 0).any())
 
 
-def compare_outputs(base: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    """How far each output (B, L) moved, as a part of the outputs' size, and whether any bit of it did."""
-    numbers = base.double()
-    finite = numbers[numbers.isfinite()]
-    size = float(finite.square().mean().sqrt()) if finite.numel() else 1.0
-    moved = ((base != other) & ~(base.isnan() & other.isnan())).any(-1).cpu()
-    distance = (numbers - other.double()).abs().amax(-1).cpu() / (size or 1.0)
-    return torch.where(moved, distance.nan_to_num(math.inf, math.inf), 0.0), moved
+def measure_distance(base: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest difference at each position of two outputs (B, L, C), and whether any bit differs, (B, L) each.
+
+    Infinite where one of two numbers alone is finite.
+    """
+    dtype = torch.promote_types(base.dtype, torch.float32)
+    distance = torch.zeros(base.shape[:2], dtype=dtype, device=base.device)
+    moved = torch.zeros_like(distance, dtype=torch.bool)
+    for rows in _split_positions(base):
+        differs = (base[:, rows] != other[:, rows]).any(-1)
+        one, two = base[:, rows][differs], other[:, rows][differs]
+        same = (one == two) | (one.isnan() & two.isnan())
+        largest = (one.to(dtype) - two.to(dtype)).abs().masked_fill(same, 0.0).amax(-1)
+        distance[:, rows][differs], moved[:, rows][differs] = largest.nan_to_num(math.inf, math.inf), ~same.all(-1)
+    return distance.cpu(), moved.cpu()
+
+
+def measure_size(outputs: Tensor) -> float:
+    """The root mean square of the finite numbers in outputs (B, L, C), or 1 where it is 0."""
+    total, count = 0.0, 0
+    for rows in _split_positions(outputs):
+        some = outputs[:, rows].double()
+        finite = some.isfinite()
+        total += float(some.masked_fill(~finite, 0.0).square().sum())
+        count += int(finite.sum())
+    return math.sqrt(total / max(count, 1)) or 1.0
+
+
+def _split_positions(outputs: Tensor) -> Iterator[slice]:
+    """Positions whose outputs (B, n, C) are compared together: the logits of a long text are large."""
+    batch, length, width = outputs.shape
+    step = max(1, MOST_NUMBERS // max(1, batch * width))
+    return (slice(start, start + step) for start in range(0, length, step))
 
 
 def _trace(run: Run, base: Tensor, leak: Leak) -> None:
     """Find one input that alone moves the output that moved most, by halving the set of changed inputs."""
-    movement, moved = compare_outputs(base, run(leak.probe.changed))
+    movement, moved = measure_distance(base, run(leak.probe.changed))
     flat = movement.masked_fill(~(leak.moved & moved), -1.0).flatten()
     sequence, position = leak.output = divmod(int(flat.argmax()), base.shape[1])
 
     def moves(inputs: list[list[int]]) -> bool:
         changed = torch.zeros_like(leak.probe.changed)  # inputs of an encoder may be more than the outputs
         changed[tuple(torch.tensor(inputs, device="cpu").T)] = True
-        return bool(compare_outputs(base, run(changed))[1][sequence, position])
+        return bool(measure_distance(base, run(changed))[1][sequence, position])
 
     # the nearest inputs first: of several paths, the shortest is the easiest to understand
     inputs = sorted(leak.probe.changed.nonzero().tolist(), key=lambda at: (at[0] != sequence, abs(at[1] - position)))

@@ -9,8 +9,15 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
-from clearhead.models.audits.audit_report import AuditFinding, AuditTest
-from clearhead.models.audits.audited_model import DECODER_INPUTS, DROPOUT, AuditedModel, find_output, repeatable
+from clearhead.models.audits.audit_report import AuditFinding, AuditTest, describe_error
+from clearhead.models.audits.audited_model import (
+    DECODER_INPUTS,
+    DROPOUT,
+    AuditedModel,
+    find_output,
+    repeatable,
+)
+from clearhead.models.audits.movement import measure_distance, measure_size
 from clearhead.models.audits.probes import Positions
 from clearhead.models.model_calls import call_model
 
@@ -32,9 +39,8 @@ def audit_sameness(audited: AuditedModel, positions: Positions) -> AuditTest:
     if audited.has_dropout:
         return AuditTest("same", None, DROPOUT)
     whole = audited.outputs
-    numbers = whole.float()
-    size = float(numbers[positions.tokens.to(whole.device)].square().mean().sqrt()) or 1.0
-    examined, failed, findings, rounding = [], [], [], None
+    size = measure_size(whole[positions.tokens.to(whole.device)][None])
+    examined, skipped, findings, rounding = [], [], [], None
     for code, words, runs in (
         ("alone-differs", "alone", _run_alone(audited, positions)),
         ("cache-differs", "with a cache by token", _run_cached(audited, positions, by_token=True)),
@@ -43,11 +49,11 @@ def audit_sameness(audited: AuditedModel, positions: Positions) -> AuditTest:
         try:
             for sequence, start, result in runs:
                 examined.append(words)
-                stop = start + result.shape[1]
-                distance = (result[0].float() - numbers[sequence, start:stop]).abs().amax(-1) / size
-                if not float(distance.max()) <= TOLERANCE:
+                own = whole[sequence : sequence + 1, start : start + result.shape[1]]
+                distance = measure_distance(own, result)[0][0] / size
+                if float(distance.max()) > TOLERANCE:
                     if rounding is None:
-                        rounding = _measure_rounding(audited, numbers) / size
+                        rounding = _measure_rounding(audited) / size
                     if float(distance.max()) <= ROUNDINGS * rounding:
                         continue
                     place = start + int(distance.argmax())
@@ -55,8 +61,8 @@ def audit_sameness(audited: AuditedModel, positions: Positions) -> AuditTest:
                     findings.append(AuditFinding(code, "same", text, output=(sequence, place)))
                     break
         except Exception as error:  # not every model takes a piece of its batch, or a cache
-            failed.append(f"not {words}: {type(error).__name__}: {f'{error}'.split(chr(10))[0]:.80}")
-    ways = "; ".join(dict.fromkeys([*examined, *failed]))
+            skipped.append(f"not {words}: {describe_error(error)}")
+    ways = "; ".join(dict.fromkeys([*examined, *skipped]))
     if findings:
         return AuditTest("same", False, f"the same tokens have other outputs ({ways})", tuple(findings))
     if not examined:
@@ -70,7 +76,7 @@ def _name_masks(audited: AuditedModel) -> tuple[str, str]:
     return f"{prefix}attention_mask", f"{prefix}position_ids"
 
 
-def _measure_rounding(audited: AuditedModel, numbers: Tensor) -> float:
+def _measure_rounding(audited: AuditedModel) -> float:
     """How far outputs (B, L, C) move when the embeddings change by one rounding each; 0 where they can't be changed."""
 
     def add_noise(vectors: Tensor) -> Tensor:
@@ -80,7 +86,8 @@ def _measure_rounding(audited: AuditedModel, numbers: Tensor) -> float:
 
     try:
         with audited.embeddings_replaced(add_noise):
-            return float((audited.run().float() - numbers).abs().nan_to_num(0.0).max())
+            distance = measure_distance(audited.outputs, audited.run())[0]
+            return float(distance[distance.isfinite()].max())
     except ClearheadError:
         return 0.0
 
@@ -110,12 +117,14 @@ def _run_alone(audited: AuditedModel, positions: Positions) -> Iterator[Piece]:
                 value = value[:, start:stop]
             piece[name] = value[sequence : sequence + 1] if isinstance(value, Tensor) and value.ndim else value
         piece.pop(positions_name, None)
-        of_tokens = piece.pop(mask_name, None)
+        of_tokens = piece.pop(mask_name, None)  # which some models need
         if mask is not None and mask.ndim == 4:  # a mask of pairs
             piece[mask_name] = mask[sequence : sequence + 1, :, start:stop, start:stop]
         try:
             result = _run(audited, piece)
-        except Exception:  # some models need a mask
+        except Exception:
+            if of_tokens is None:
+                raise
             result = _run(audited, {**piece, mask_name: of_tokens})
         yield sequence, start, result
         found += 1
