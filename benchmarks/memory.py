@@ -156,6 +156,23 @@ def _attentions(lazy: bool) -> float:
     return extra_mib(lambda: run(3072))
 
 
+def _audit(level: Any) -> float:
+    """The peak of an audit, or of a forward pass. Memory is taken from the system for each tensor, as above."""
+    ctypes.CDLL(None).mallopt(-3, 2**20)  # M_MMAP_THRESHOLD
+    model = llama()
+
+    def run(length: int) -> None:
+        batch = {"input_ids": torch.randint(3, 1000, (1, length)), "use_cache": False}
+        if level is None:
+            with torch.no_grad():
+                model(**batch)
+        else:
+            assert ch.audit(model, batch, ch.Causal(), level=level).ok
+
+    run(64)
+    return extra_mib(lambda: run(4096))
+
+
 CASES = {
     case.__name__: case
     for case in (
@@ -173,6 +190,8 @@ for train, name in ((False, "jvp_2048"), (True, "jvp_training_2048")):
     CASES |= {name: partial(_forward_mode, True, train), f"sdpa_{name}": partial(_forward_mode, False, train)}
 CASES |= {"multi_head_8192": partial(_multi_head, own=True), "torch_multi_head_8192": partial(_multi_head, own=False)}
 CASES |= {"lazy_attentions": partial(_attentions, lazy=True), "no_attentions": partial(_attentions, lazy=False)}
+CASES |= {"no_audit": partial(_audit, None)}
+CASES |= {f"audit_{level}": partial(_audit, level) for level in ("outputs", "layers", "all")}
 
 if __name__ == "__main__":
     torch.manual_seed(0)

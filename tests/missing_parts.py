@@ -377,10 +377,9 @@ def on_clearhead(ch):
 
 
 @use
-def compared(ch):
-    model = llama()
-    found = ch.models.compare_backends(model, "sdpa", "eager", IDS)
-    return torch.tensor([float(found.first is None), float(model.config._attn_implementation == "sdpa")])
+def audited(ch):
+    report = ch.audit(llama(), {"input_ids": IDS}, ch.Causal())
+    return torch.tensor([float(report.ok)])
 
 
 @use

@@ -88,15 +88,15 @@ def test_imports_run_downward():
 
 # The same inside of `models`, by the beginnings of names.
 MODELS = [
-    "table loading origins.",
+    "table loading origins. model_calls",
     "interception.",
     "backend. recordings.",
     "edits.",
     "recorder.",
-    "lazy_matrices. monitoring. audits. comparison.",
+    "lazy_matrices. monitoring. comparison.",
     "views.",
     "surveys.",
-    "recording watch checks causes.",
+    "recording watch audits. causes.",
 ]
 
 
@@ -208,7 +208,7 @@ MADE |= {
 }
 MADE |= {
     f"models.{name}"
-    for name in ("AuditedCall", "Comparison", "ComparedCall", "Differences", "CallDifference", "Framed", "Survey")
+    for name in ("AuditFinding", "AuditReport", "AuditTest", "Differences", "CallDifference", "Framed", "Survey")
 }
 MADE |= {f"models.{name}" for name in ("AttributedCall", "Circuits", "LogitAttribution", "Projections", "SVD", "Sweep")}
 

@@ -144,8 +144,8 @@ def call(draw):
     module, cache, unequal = ch.nn.MultiHeadAttention(4, 2), ch.nn.KeyValueCache(), ch.nn.KeyValueCache()
     module(x[0], x[0], x[0], cache=cache)
     module(x[0], x[0], x[0], cache=unequal, new_lens=[4, 1])
-    audit = seen.check(ch.Causal())
-    found = [seen, seen[0], seen.runs, seen.diagnose(), kept, kept[0], audit, audit.calls, seen.compare(seen)]
+    audit = ch.audit(seen, ch.Causal())
+    found = [seen, seen[0], seen.runs, seen.diagnose(), kept, kept[0], audit, audit.tests, seen.compare(seen)]
     found += [ch.plan(x, x, x, mask=own), weights := ch.weights(x, x, mask=own), weights.gradients(x, x)]
     found += [ch.partial(x, x, x, mask=own), ch.explain(x, x, x, mask=own), ch.diagnose(x, x, x, mask=own)]
     found += [module, module.attention_weights, cache, unequal, module.prepare(x[0], x[0])]
@@ -257,9 +257,9 @@ def test_a_large_matrix_is_read_no_further_than_it_is_drawn(wrap, monkeypatch):
 
 LONG = torch.rand(1, 2, 300, 8)
 # They are made to be read: a table, a picture or a page of text, whose length does not grow with the tensors
-READ = {"results.Plan", "distributed.RankPlan", "explanation.Explanation", "explanation.Diagnosis", "models.Comparison"}
+READ = {"results.Plan", "distributed.RankPlan", "explanation.Explanation", "explanation.Diagnosis"}
 READ |= {"models.Recording", "models.Table", "models.Differences", "models.Sweep", "models.Monitor", "models.Survey"}
-READ |= {"models.AuditedCall", "models.LogitAttribution", "models.Statistics", "models.Generation", "models.Audit"}
+READ |= {"models.LogitAttribution", "models.Statistics", "models.Generation", "models.AuditReport"}
 
 
 class Keeps(torch.nn.Module):

@@ -2,6 +2,7 @@
 
     Formula: …                 a line that begins with one of LABELS is a field; so is "Cost: …" after a full stop
     `mask`, `bias`: …          and one that begins with names is an item of the field Parameters, or Attributes
+    Args:, Returns:, Raises:   the sections of Google's style, as the same fields
     anything else              stays a paragraph
 
 What stands in backticks is code, and a link where it is a public class or error, or has "clearhead." before it.
@@ -9,6 +10,7 @@ What stands in backticks is code, and a link where it is a public class or error
 
 import inspect
 import re
+from textwrap import dedent
 
 from docutils import nodes
 from reference import members, targets
@@ -21,6 +23,7 @@ LABEL = re.compile(r"(Formula|Rule|Takes|Gives|Returns|Raises|Cost|Memory|Source
 LATER = re.compile(r"(?<=[.;]) (?=(?:Cost|Sources?|Raises|Returns|Gives)\b:? |(?:`\w+`(?:, | and )?)+: )")
 NAMES = re.compile(r"((?:`\w+`(?:, | and )?)+): (.*)")
 SPLIT = re.compile(r"(`\w+`(?:,| and|:))\n(?=\S)")  # a list of names that goes on in the next line
+SECTION = re.compile(r"(Args|Returns|Raises):\n ")
 # of a letter in a formula, as in w_ij, outside of backticks
 INDEX = re.compile(r"(`[^`]*`)|(?<!\\)\b([^\W_]+)\\_([a-zA-Z0-9]{1,2}|[bhijk]{3})(?![a-zA-Z0-9\\])")
 # a parameter, or the type of a property; before it is known which is shown, the short and the long name stand together
@@ -59,6 +62,17 @@ def fields(paragraph: str, parameters: set[str]) -> list[str]:
     return out
 
 
+def from_section(paragraph: str) -> list[str]:
+    """A section of Google's style, "Args:", "Returns:" or "Raises:" with indented lines, as a field."""
+    title, _, body = paragraph.partition("\n")
+    items = [" ".join(item.split()) for item in re.split(r"\n(?! )", dedent(body))]
+    if title == "Returns:":
+        return ["", f":Returns: {escaped(' '.join(items))}"]
+    pairs = [item.partition(": ") for item in items]
+    listed = [f"   - `{name}`: {indexed(escaped(text))}" for name, _, text in pairs]
+    return ["", ":Parameters:" if title == "Args:" else ":Raises:", *listed]
+
+
 def written(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
     try:
         parameters = set(inspect.signature(obj).parameters)  # type: ignore[arg-type]
@@ -66,6 +80,9 @@ def written(app: Sphinx, what: str, name: str, obj: object, options: object, lin
         parameters = set()
     out: list[str] = []
     for paragraph in "\n".join(lines).strip("\n").split("\n\n"):
+        if SECTION.match(paragraph):
+            out += [*from_section(paragraph), ""]
+            continue
         plain = not paragraph.lstrip().startswith(">>>")
         out += [*(fields(paragraph, parameters) if plain else paragraph.split("\n")), ""]
     lines[:] = out

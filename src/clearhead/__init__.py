@@ -9,6 +9,7 @@
     explain                            the computation, step by step: formulas, shapes, numbers, and why
     diagnose                           what is wrong or risky in a call, a module, a recording, a training run
     watch, edit                        record the attention of a real model; change some of its heads while it runs
+    audit, assert_attends              does a model attend as expected, whatever computes it?
     scaled_dot_product_attention       torch's own signature
     masked_softmax, check_shape        the small parts
     show_versions                      what runs here, for a report of an error
@@ -17,7 +18,7 @@
     nn                                 modules: MultiHeadAttention, AdditiveAttention, positions, …
     reductions                         statistics for weights(…).reduce: Entropy, TopK, Received, …
     edits                              changes for edit: Knockout, ScaleHeads, ForceMask, AddBias
-    models                             more about real models: survey, monitor, statistics, compare_backends, …
+    models                             more about real models: survey, monitor, statistics, sweep, …
     distributed                        a sequence that is shared out over processes
     exercises                          checks for the exercises of a course
     extend, testing                    base classes for parts of your own, and their checks
@@ -80,6 +81,8 @@ if TYPE_CHECKING:
     from clearhead.explanation.diagnosis.diagnose import diagnose as diagnose
     from clearhead.explanation.explain import explain as explain
     from clearhead.explanation.plan import plan as plan
+    from clearhead.models.audits.audit import assert_attends as assert_attends
+    from clearhead.models.audits.audit import audit as audit
     from clearhead.models.edits.edit import edit as edit
     from clearhead.models.watch import watch as watch
 
@@ -87,7 +90,9 @@ __version__ = "0.1.0"
 
 # The modules that explain and watch are imported at the first use: they take more than half of the import's time.
 _LATER = ("distributed", "edits", "exercises", "explanation", "models", "testing")
-_ABOVE = dict.fromkeys(("diagnose", "explain", "plan"), "explanation") | dict.fromkeys(("edit", "watch"), "models")
+_ABOVE = dict.fromkeys(("diagnose", "explain", "plan"), "explanation") | dict.fromkeys(
+    ("assert_attends", "audit", "edit", "watch"), "models"
+)
 __all__ = sorted({*_publish(globals()), "extend", "nn", "reductions", "results", *_LATER, *_ABOVE})
 
 _warn_without_kernels()

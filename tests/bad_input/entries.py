@@ -191,6 +191,16 @@ class Letters(torch.nn.Module):
         return torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=attention_mask[:, None, None].bool())
 
 
+class CausalLetters(torch.nn.Module):
+    def forward(self, input_ids: torch.Tensor, use_cache: bool = False) -> torch.Tensor:
+        x = torch.nn.functional.one_hot(input_ids, 128).float()[:, None]
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)[:, 0]
+
+
+def rows_of_ids(examples: Any) -> dict[str, torch.Tensor]:
+    return {"input_ids": torch.tensor([example["input_ids"] for example in examples])}
+
+
 def cached(key: Any, value: Any, new_lens: Any) -> Any:
     cache = nn.KeyValueCache()
     cache.append(x4(), x4(1))
@@ -310,7 +320,7 @@ ENTRIES: dict[str, Entry] = {
     ),
     "diagnose": E(
         "functions",
-        lambda **given: torch.tensor(float(len(ch.diagnose(**given).looked_for))),
+        lambda **given: torch.tensor(float(len(ch.diagnose(**given).unexamined))),
         QKV | OPTIONS,
         {name: kinds for name, kinds in options().items() if name != "engine"}
         | {"query": UNREAD, "key": UNREAD, "value": UNREAD | {"tensor of another size": "same"}},
@@ -1000,16 +1010,53 @@ ENTRIES: dict[str, Entry] = {
             "position": {"negative": "else", "integer tensor": "else"},
         },
     ),
-    "models.assert_attends": E(
+    "audit": E(
         "models",
-        lambda **given: ch.models.assert_attends(inputs=x3(), **given) is None,
-        {"model": Block(), "mask": None, "padding": None, "tolerance": 1e-6},
-        {"mask": ABSENT, "padding": ABSENT},
+        lambda **given: ch.audit(**given).ok,
+        {
+            "model": Block(),
+            "batch": x3(),
+            "mask": None,
+            "padding": None,
+            "level": "layers",
+            "inputs": None,
+            "output": None,
+            "seed": 0,
+            "expect": (),
+        },
+        {
+            "batch": {
+                "NaN tensor": "else",
+                "tensor of another size": "else",
+                "tensor of more dimensions": "else",
+                "float8 tensor": "own",  # the model cannot compute with it
+            },
+            "mask": ABSENT,
+            "padding": ABSENT,
+            "inputs": ABSENT,
+            "output": ABSENT | OWN,
+            "expect": {"empty list": "same"},
+        },
+    ),
+    "models.audit_collator": E(
+        "models",
+        lambda **given: ch.models.audit_collator(**given).ok,
+        {
+            "model": CausalLetters(),
+            "collator": rows_of_ids,
+            "level": "outputs",
+            "seed": 0,
+            "examples": [{"input_ids": [5, 6, 7]}, {"input_ids": [8, 9, 10]}],
+        },
+        {"collator": OWN},
+    ),
+    "models.make_audit_callback": E(
+        "models",
+        lambda **given: ch.models.make_audit_callback(**given) is not None,
+        {"mask_of_batch": lambda batch: None},
+        {"mask_of_batch": {"class": "same"}},
     ),
     "models.match_tokens": E("models", ch.models.match_tokens, {"tokens": ["a", "b"], "other_tokens": ["b", "a"]}),
-    "models.compare_backends": E(
-        "models", lambda model: ch.models.compare_backends(model, "sdpa", "eager", x3()), {"model": None}
-    ),
     "models.run_on_clearhead": E(
         "models", lambda **given: ch.models.run_on_clearhead(**given), {"model": None, "layout": None}
     ),
@@ -1053,8 +1100,9 @@ NOT_CALLED = {
     "models.next_token_loss": "gives a function of outputs: tests/models/test_sweep.py",
     "explanation.Diagnosis": "what diagnose() gives", "explanation.Finding": "what diagnose() gives",
     "explanation.Diagnosis.to_dict": "takes nothing", "explanation.Finding.to_dict": "takes nothing",
-    "models.Audit": "what check() gives", "models.AuditedCall": "what check() gives",
-    "models.Comparison": "what compare_backends() gives", "models.ComparedCall": "what compare_backends() gives",
+    "models.AuditReport": "what audit() gives", "models.AuditTest": "what audit() gives",
+    "models.AuditFinding": "what audit() gives", "models.AuditReport.to_dict": "takes nothing",
+    "models.make_bug_script": "takes a report of audit()", "assert_attends": "audit()",
     "models.Differences": "what seen.compare() gives", "models.CallDifference": "what seen.compare() gives",
     "results.WeightDifference": "what seen.compare() gives", "models.Distinctive": "what seen.distinctive() gives",
     "models.Table": "what seen.table() gives", "models.Table.to_pandas": "tests/models/test_heads.py",

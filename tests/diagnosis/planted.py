@@ -63,6 +63,18 @@ def recorded(change=None, leading=(2, 3), sizes=None, **options):
     return call
 
 
+def recorded_output(change, sizes=None):
+    """A direct call of PyTorch's, whose recorded output was changed."""
+
+    def call():
+        with ch.watch(model := Sdpa(), values=True) as seen:
+            model(*qkv(2, 3, **(sizes or {})))
+        seen[0].outcome.output = change(seen[0].output)
+        return ch.diagnose(seen)
+
+    return call
+
+
 def module(make, *inputs, change=None, **keywords):
     def call():
         torch.manual_seed(0)
@@ -378,6 +390,12 @@ PLANTED = {
         recorded(attn_mask=torch.full((LENGTH, LENGTH), torch.finfo(torch.float32).min)),
         torchs(attn_mask=FILLED),
         ours(mask=FILLED),
+    ],
+    "an output of another formula": [
+        recorded_output(lambda output: output * 1.01),
+        recorded_output(lambda output: output * torch.nan),
+        recorded_output(lambda output: output.roll(1, -2), LOW),
+        recorded_output(lambda output: output.roll(1, 1), HALF),
     ],
     "precision": [
         changed(offset),

@@ -134,7 +134,7 @@ def test_one_call_and_the_recording_find_the_same():
 
 
 def test_an_output_that_was_not_computed_so():
-    """Of a recorded call it is the model's own output that is held to float64."""
+    """The model's own output of a recorded call is compared with the formula."""
 
     class Coarse(torch.nn.Module):
         def forward(self, x):
@@ -144,10 +144,26 @@ def test_an_output_that_was_not_computed_so():
     x = torch.randn(1, 2, 30, 16, generator=torch.Generator().manual_seed(0))
     with ch.watch(model, values=True) as seen:
         model(x)
-    assert "precision" not in names(seen.diagnose())
-    seen[0].outcome.output = seen[0].output + 0.01
-    (found,) = [finding for finding in seen.diagnose().warnings if finding.name == "precision"]
-    assert "the backend computes something else" in found.remedy
+    assert not seen.diagnose() and seen.diagnose().unexamined == ["the mask you expect"]
+    seen[0].outcome.output = seen[0].output.index_add(-2, torch.tensor([7]), torch.full((1, 2, 1, 16), 1e-4))
+    (found,) = seen.diagnose().errors
+    assert found.name == "an output of another formula" and found.where["query"] == 7
+    with ch.watch(model) as seen:
+        model(x)
+    assert str(seen.diagnose()).splitlines()[1:] == [
+        "Not examined: the mask you expect, values, the backend's output. Use ch.audit."
+    ]
+
+
+def test_an_edited_output_is_compared_with_the_edited_formula():
+    model = fresh("Llama")
+    edits = ch.edits.ScaleHeads(heads=0, factor=0.0), ch.edits.ScaleHeads(heads=1, factor=2.0)
+    with torch.no_grad(), ch.edit(model, *edits), ch.watch(model, values=True) as seen:
+        model(**inputs_of("Llama"))
+    assert seen[0].factor is not None
+    assert not seen.diagnose().errors
+    seen[0].outcome.output = seen[0].output * 1.01
+    assert names(seen.diagnose().errors) == {"an output of another formula"}
 
 
 def test_dropout_is_no_error_of_the_backend(tmp_path):

@@ -45,13 +45,22 @@ def test_the_gravest_comes_first():
     assert str(diagnosis).startswith("1 error, 1 warning, 1 note.\nerror: a mask of the opposite polarity")
 
 
-def test_of_nothing_it_says_what_was_looked_for():
+def test_of_nothing_two_lines_say_what_was_not_examined():
     diagnosis = ch.diagnose(*qkv(2, 3))
     assert len(diagnosis) == 0 and not diagnosis
-    for text in (str(diagnosis), diagnosis._repr_html_(), diagnosis.markdown().replace("\\", "")):
-        text = " ".join(text.split())
-        assert "Nothing found. Looked for: " in text
-        assert all(what in text for what in diagnosis.looked_for) and len(diagnosis.looked_for) == 21
+    assert diagnosis.unexamined == ["the mask you expect", "the backend's output"]
+    lines = ["Nothing found.", "Not examined: the mask you expect, the backend's output. Use ch.audit."]
+    assert str(diagnosis).splitlines() == lines
+    assert [line for line in diagnosis.markdown().replace("\\", "").splitlines() if line] == lines
+    tags = Tags()
+    tags.feed(diagnosis._repr_html_())
+    assert tags.text.splitlines() == lines
+
+
+def test_a_diagnosis_with_findings_says_what_was_not_examined_too():
+    diagnosis = ch.diagnose(*qkv(2, 3), mask=UPPER)
+    assert str(diagnosis).endswith("\nNot examined: the mask you expect, the backend's output. Use ch.audit.")
+    assert diagnosis.to_dict()["unexamined"] == diagnosis.unexamined
 
 
 def test_plain_values():

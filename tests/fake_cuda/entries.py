@@ -18,7 +18,8 @@ MODELS = "it runs a model and shows what was read: tests/models, on a CPU"
 APART = {
     "Weights.plot": READER, "diagnose": READER, "explain": READER,
     **dict.fromkeys((
-        "models.assert_attends", "models.compare_backends", "models.lazy_attentions", "models.match_tokens",
+        "audit", "assert_attends", "models.audit_collator", "models.make_audit_callback", "models.lazy_attentions",
+        "models.match_tokens",
         "models.monitor", "models.run_on_clearhead", "models.statistics", "models.survey",
     ), MODELS),
     **dict.fromkeys(("models.circuits", "models.logit_attribution"), MODELS),

@@ -210,7 +210,3 @@ def test_what_does_not_fit_is_an_error(bad):
 def test_equal_masks_of_other_forms_fit():
     found = seen_of(X, is_causal=True).compare(seen_of(X, attn_mask=HALF))
     assert (found[0].divergence < 1e-15).all()
-
-
-def test_the_models_function_of_that_name_stays():
-    assert ch.models.compare_backends.__module__ == "clearhead.models.checks"

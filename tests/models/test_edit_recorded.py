@@ -171,8 +171,8 @@ def test_what_is_made_of_a_recording(tmp_path):
         with ch.watch(model, values=True) as plain:
             model(IDS)
     assert np.isnan(seen.table()[1]["first"]) and seen.table()[0]["first"] > 0.0  # no query of head 1 may see it
-    found = seen.check(ch.Causal())
-    assert "Causal(), edited" in str(found) and "hidden" in str(found)
+    found = ch.audit(seen, ch.Causal())
+    assert "Causal(), edited" in str(found) and "should go" in str(found)
     seen.view().write(tmp_path / "page.html")
     assert float(seen.explain(0, 1, 5, 1)["weights"][..., 0].abs().max()) == 0.0
     rows, before = (recording.table() for recording in (scaled, plain))

@@ -218,7 +218,7 @@ def test_stacks_are_named():
         seen.explain(1, 0, 0)
     assert seen.explain("decoder 1, cross", 0, 0)["weights"].numel() == 9
     assert seen.rollout(layers="encoder *").shape == (1, 9, 9)
-    assert seen.check({"decoder ?": ch.Causal(), 0: None}).table()[0]["layer"] == "encoder 0"
+    assert ch.audit(seen, {"decoder ?": ch.Causal(), 0: None}).tests[0].holds
     found = [finding.where for finding in seen.diagnose()]
     assert all(where["layer"] in T5 and where["module"] in seen.names for where in found)
 
@@ -229,7 +229,7 @@ def test_calls_are_found_by_the_names_of_layers():
     seen = run(model)
     with torch.no_grad(), ch.models.statistics(model, [ch.reductions.Entropy()]) as reduced:
         model(input_ids=IDS, decoder_input_ids=IDS[:, :5])
-    for calls in (seen, reduced, seen.compare(seen), seen.check({"*": None})):
+    for calls in (seen, reduced, seen.compare(seen)):
         for number, name in enumerate(T5):
             assert [call.name for call in calls[name]] == [seen.calls[number].name], name
         assert [str(call.layer) for call in calls["decoder*"]] == T5[2:]

@@ -74,7 +74,7 @@ RUNS = {
     "several cells at once": lambda model: list(ch.models.sweep(model, ablated, INPUTS, METRIC, batch=4)),
     "attribution_patching": lambda model: list(ch.models.attribution_patching(model, ablated, INPUTS, METRIC, exact=1)),
     "logit_attribution": attributed,
-    "compare_backends": lambda model: list(ch.models.compare_backends(model, "sdpa", "sdpa", INPUTS).table()),
+    "audit": lambda model: ch.audit(model, INPUTS, ch.Causal()),
     "circuits": lambda model: ch.models.circuits(model, INPUTS).qk(1, 2).dense(),
 }
 
@@ -91,7 +91,7 @@ def test_calls_that_another_thread_makes_meanwhile_are_left_alone(name):
 def test_an_audit_is_of_its_own_run():
     model = llama()
     with beside(model, OTHERS):
-        ch.models.assert_attends(model, INPUTS, lambda call: {IDS.shape[1]: ch.Causal()}[call.shape[3]])
+        ch.audit(model, INPUTS, lambda call: {IDS.shape[1]: ch.Causal()}[call.shape[3]])
 
 
 class Handing(torch.nn.Module):
@@ -109,7 +109,7 @@ class Handing(torch.nn.Module):
 def test_modules_that_a_model_hands_to_another_thread_are_told_of():
     model, x = Handing(), torch.rand(1, 1, 4, 8)
     with pytest.warns(UserWarning, match="the calls of 'second' are left out: other threads made them"):
-        ch.models.assert_attends(model, x, None)
+        ch.audit(model, x[0], None, level="outputs")
     with ch.watch(model) as seen:  # a watch is of every thread
         model(x)
     assert seen.names == ["first", "second"]

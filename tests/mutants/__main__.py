@@ -48,6 +48,7 @@ def copied(mutant: Mutant | None) -> Iterator[Path]:
         package = Path(folder) / "clearhead"
         shutil.copytree(SOURCE, package, ignore=shutil.ignore_patterns("__pycache__", "csrc", "_kernels*"))
         shutil.copy(kernels(), package / "engines" / "native")
+        shutil.copy(SOURCE.parent / "pytest_clearhead.py", folder)  # where it is installed, pytest loads it
         shutil.copy(ROOT / "package.json", folder)  # it says that the page's files are modules
         (Path(folder) / "sitecustomize.py").write_text(CUSTOM)
         if mutant is not None:

@@ -420,7 +420,7 @@ LOOKS = [
         "after.to(before.device) - before",
         "before - after.to(before.device)",
         "differences have the wrong sign",
-        "models/test_differences.py,models/test_compare.py",
+        "models/test_differences.py",
     ),
     Mutant(
         "inspection/reductions/by_query.py",
@@ -933,4 +933,98 @@ CAUSES = [
     ),
 ]
 
-MUTANTS = [*MASKS, *SCORES, *ENGINES, *TRITON, *LOOKS, *MODULES, *MODELS, *CAUSES, *PAGES, *EXPLANATIONS]
+AUDITS = [
+    Mutant(
+        "explanation/diagnosis/checks/formula.py",
+        "        if case.factor is not None:\n",
+        "        if False:\n",
+        "diagnose: an output that an edit scales has another formula",
+        "diagnosis/test_models.py",
+    ),
+    Mutant(
+        "explanation/diagnosis/checks/formula.py",
+        "if found.is_rounding or",
+        "if found.ratio < 1e9 or",
+        "diagnose: a backend that computes another formula is no error",
+        "diagnosis/test_models.py",
+    ),
+    Mutant(
+        "models/audits/computed.py",
+        'yield "mask-ignored", "no mask", None',
+        'yield "mask-ignored", "no mask", problem.visible',
+        "audit: a backend that ignores its mask computes no known mistake",
+        "models/test_computed_outputs.py",
+    ),
+    Mutant(
+        "models/audits/given.py",
+        "if not row.share <= TOLERANCE:",
+        "if row.share > TOLERANCE:",
+        "audit: a call whose shares are NaN was given the expected mask",
+        "models/test_given_masks.py",
+    ),
+    Mutant(
+        "models/audits/given.py",
+        "(allowed & expected, allowed & ~expected)",
+        "(allowed, allowed & ~expected)",
+        "audit: pairs that the call allows wrongly count among the others too",
+        "models/test_given_masks.py",
+    ),
+    Mutant(
+        "inspection/deviation.py",
+        "uncounted, 0.0).nan_to_num(torch.inf)",
+        "uncounted, 0.0).nan_to_num(0.0)",
+        "audit: an output of NaN equals the formula",
+        "models/test_computed_outputs.py",
+    ),
+    Mutant(
+        "inspection/deviation.py",
+        "torch.bfloat16: 0.6}",
+        "torch.bfloat16: 60.0}",
+        "audit: a window that is wrong by one key is rounding in bfloat16",
+        "models/test_computed_outputs.py",
+    ),
+    Mutant(
+        "models/audits/influence.py",
+        'findings += _judge_leaks(audited, found, positions, "embedding"',
+        'findings += _judge_leaks(audited, Influence(), positions, "embedding"',
+        "audit: outputs may move when vectors change",
+        "audits/test_audit.py",
+    ),
+    Mutant(
+        "models/audits/movement.py",
+        "leak = moved & probe.fixed",
+        "leak = moved & probe.moving",
+        "audit: outputs that may move count as leaks",
+        "audits/test_audit.py",
+    ),
+    Mutant(
+        "models/audits/reachability.py",
+        "for pairs, number in reversed(self._groups):",
+        "for pairs, number in self._groups:",
+        "audit: the inputs of an output are followed from the first layer",
+        "audits/test_reachability.py",
+    ),
+    Mutant(
+        "models/audits/reachability.py",
+        "change.scatter_add_(-1, stop.expand(count.shape), -count)",
+        "change.scatter_add_(-1, (stop + 1).clamp(max=size).expand(count.shape), -count)",
+        "audit: one key behind each interval counts as allowed",
+        "audits/test_reachability.py",
+    ),
+    Mutant(
+        "models/audits/audited_model.py",
+        "other = occurring[torch.where(same, (drawn + 1) % len(occurring), drawn)]",
+        "other = occurring[drawn]",
+        "audit: an id that is exchanged may stay as it is",
+        "audits/test_audit.py",
+    ),
+    Mutant(
+        "models/audits/audit.py",
+        "if tuple(own.shape) != own_shape:",
+        "if False:",
+        "audit: padding of another shape is dropped",
+        "audits/test_audit.py",
+    ),
+]
+
+MUTANTS = [*MASKS, *SCORES, *ENGINES, *TRITON, *LOOKS, *MODULES, *MODELS, *AUDITS, *CAUSES, *PAGES, *EXPLANATIONS]

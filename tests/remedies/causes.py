@@ -246,6 +246,20 @@ CASES = [
         + "    logits = one(IDS).logits\n    for hook in hooks:\n        hook.remove()\n    return logits\n",
     ),
     case(
+        "within()",
+        (
+            "outside of the edit's `with`",
+            "within(False) # @",
+            "torch.tensor([row['effect'] for row in ch.models.sweep(one, zero, IDS, metric)])",
+        ),
+        setup=SETUP
+        + "zero = lambda layer, head: ch.edits.Ablate(layer, head)\n"
+        + "def within(edited=True):\n    if edited:\n        with ch.edit(one, ch.edits.Ablate(0, 0)):\n"
+        + "            ch.models.attribution_patching(one, zero, IDS, metric)\n"
+        + "    found = ch.models.attribution_patching(one, zero, IDS, metric, exact=4)\n"
+        + "    return torch.tensor([row['exact'] for row in found])\n",
+    ),
+    case(
         "ch.models.attribution_patching(silent, zero, IDS, metric)",
         (
             "ch.models.sweep",

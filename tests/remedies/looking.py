@@ -500,10 +500,10 @@ def across(x, y):
         setup=CALLED,
     ),
     case(
-        "ch.models.assert_attends(bert(), {'input_ids': torch.arange(8).view(2, 4)}, None, padding=WORDS)",
+        "ch.assert_attends(bert(), {'input_ids': torch.arange(8).view(2, 4)}, None, padding=WORDS)",
         (
             "attention_mask",
-            "torch.tensor(ch.models.assert_attends(bert(), {'input_ids': torch.arange(8).view(2, 4), '@': WORDS}, None) is None)",
+            "torch.tensor(ch.assert_attends(bert(), {'input_ids': torch.arange(8).view(2, 4), '@': WORDS}, None) is None)",
             DRAWN,
         ),
         setup=BERT,
@@ -522,10 +522,10 @@ def across(x, y):
         setup=CALLED + "ACROSS, PLACES = torch.tensor([0, 2, 6]), torch.tensor([[0, 1, 0, 1, 2, 3]])\n",
     ),
     case(
-        "ch.models.assert_attends(model(), PACKED, EXPECTED)",
+        "ch.assert_attends(model(), PACKED, EXPECTED)",
         (
             "use_cache=False",
-            "torch.tensor(ch.models.assert_attends(model(), {**PACKED, **dict(@)}, EXPECTED) is None)",
+            "torch.tensor(ch.assert_attends(model(), {**PACKED, **dict(@)}, EXPECTED) is None)",
             DRAWN,
         ),
         setup=LLAMA
@@ -662,7 +662,7 @@ class Handing(torch.nn.Module):
             return pool.submit(self.second, x).result() if self.pooled else self.second(x)
 def handing(pooled):
     met = []
-    ch.models.assert_attends(Handing(pooled), q, lambda call: (met.append(call), Causal())[1])
+    ch.audit(Handing(pooled), q, lambda call: (met.append(call), Causal())[1], level="outputs")
     return torch.tensor(len(met))
 """,
     ),

@@ -12,7 +12,7 @@ SOURCE = Path(clearhead.__file__).parent
 # Verbs in the imperative: what follows "would", "to" and the like tells what something does.
 ADVISES = re.compile(
     r"(?<!would )(?<!cannot )(?<!this )(?<!attention )(?<!backends )(?<!in )(?<!can )(?<!may )(?<!that )(?<!to )(?<!heads )(?<!backward )(?<!while a )(?<!as )(?<![\w'])"
-    r"(?:[Pp]ass|[Uu]se|[Ww]rap|[Bb]uild|[Cc]all|[Ww]rite|Convert|Index|Append|Cut|Give|give|Compute|Let|start(?= again))\s(?!into |reaches|gives|runs|has|adds|could)"
+    r"(?:[Pp]ass|[Uu]se|[Ww]rap|[Bb]uild|[Cc]all|[Ww]rite|Convert|Index|Append|Cut|Give|give|Compute|Let|start(?= again))\s(?!into |reaches|gives|runs|has|adds|could|was |computes|other outputs)"
     r"|instead"
 )
 

@@ -899,8 +899,55 @@ CASES = [
         ),
     ),
     case(
-        "watched().check('causal')",
-        ("ch.Causal()", "torch.tensor([call.most for call in watched().check(@).calls])", "torch.zeros(1)"),
+        "other_output().diagnose()",
+        ("another backend", "torch.tensor(len(watched(values=True).diagnose().errors)) # @", "torch.tensor(0)"),
+        (
+            "ch.audit",
+            "torch.tensor(@(other_output(), Causal()).findings[0].code == 'first-key-masked')",
+            "torch.tensor(True)",
+        ),
+        setup="def other_output():\n    seen = watched(values=True)\n"
+        "    seen[0].outcome.output = plain(q, q, q, five & (torch.arange(5) > 0))\n    return seen\n",
+    ),
+    case(
+        "ch.audit(watched(), 'causal')",
+        ("ch.Causal()", "torch.tensor(ch.audit(watched(), @).ok)", "torch.tensor(True)"),
+        ("a dict by layer", "torch.tensor(ch.audit(watched(), {0: Causal()}).ok) # @", "torch.tensor(True)"),
+        ("None for every key", "torch.tensor(ch.audit(watched(), None).ok) # @", "torch.tensor(False)"),
+    ),
+    case(
+        "ch.audit(lambda x: x, x, {0: Causal()})",
+        (
+            "one Mask, such as ch.Causal()",
+            "torch.tensor(ch.audit(lambda x: x.cumsum(1), x, Causal()).ok) # @",
+            "torch.tensor(True)",
+        ),
+    ),
+    case(
+        "ch.audit(model(), {'input_ids': torch.full((1, 6), 7)}, Causal())",
+        (
+            "a text with more words",
+            "torch.tensor(ch.audit(model(), {'input_ids': IDS}, Causal()).ok) # @",
+            "torch.tensor(True)",
+        ),
+        setup=LLAMA,
+    ),
+    case(
+        "ch.audit(model(), {'tokens': IDS}, Causal())",
+        (
+            'inputs="..."',
+            "torch.tensor(ch.audit(lambda tokens: model()(tokens), {'tokens': IDS}, Causal(), @.replace('...', 'tokens')).ok)",
+            "torch.tensor(True)",
+        ),
+        setup=LLAMA,
+    ),
+    case(
+        "packs([[5, 6], [5, 6, 7]])",
+        ("examples of distinct ids", "packs([[5, 6], [7, 8, 9]]) # @", "torch.tensor(True)"),
+        setup=LLAMA
+        + "from transformers import DataCollatorWithFlattening\n"
+        + "def packs(texts):\n    examples = [{'input_ids': ids} for ids in texts]\n"
+        + "    return torch.tensor(ch.models.audit_collator(model(), DataCollatorWithFlattening(), examples).ok)\n",
     ),
     case(
         "watched().compare(longer())",
@@ -1074,10 +1121,6 @@ CASES = [
         setup="def many():\n    model = Block()\n    with ch.watch(model) as seen:\n        model(q), model(torch.rand(2, 2, 7, 8))\n    return seen",
     ),
     case(
-        "ch.models.Recording([]).check(Causal())",
-        ("no call", "torch.tensor(watched().check(Causal())[0].most) # @", "torch.tensor(0.0)"),
-    ),
-    case(
         "reduced()[0].weights",
         ("Name all statistics that you need in reductions", "reduced()[0].results[0].nan_to_num(0) # @", "entropy"),
     ),
@@ -1170,12 +1213,6 @@ CASES = [
         "first(x[:, :3], y, y)",
         ("batch_first=True", "ch.nn.TorchMultiheadAttention(8, 2, @)(x[:, :3], y, y)[0][..., :0]", "x[:, :3, :0]"),
         setup="first = ch.nn.TorchMultiheadAttention(8, 2); y = torch.rand(4, 5, 8)",
-    ),
-    case(
-        "inside()",
-        ("outside of the edit's `with`", "inside(False) # @", "torch.tensor(True)"),
-        setup=LLAMA
-        + "def inside(yes=True):\n    one = model()\n    if yes:\n        with ch.edit(one, ch.edits.ScaleHeads(heads=0)):\n            ch.models.compare_backends(one, 'sdpa', 'eager', {'input_ids': IDS})\n    return torch.tensor(ch.models.compare_backends(one, 'sdpa', 'eager', {'input_ids': IDS}).first is None)\n",
     ),
     case(
         "saved(gauss())",

@@ -5,6 +5,13 @@ UNTRIED = {
         "engines/proof.py: it was not proved on this device yet, and a CUDA graph is captured: call once before the capture",
         "engines/triton/launch.py: the kernel {} was not compiled yet for a call of this kind (dtypes, widths, lengths, mask), and a CU",
     ],
+    "It ends the text of a diagnosis, no message: tests/diagnosis/test_shown.py": [
+        "explanation/diagnosis/diagnosis.py: Not examined: {}. Use ch.audit.",
+    ],
+    "It is in a report of an audit, no message: tests/audits/test_audit.py follows it": [
+        "models/audits/audited_model.py: dropout is on: call model.eval()",
+        "models/audits/given.py: a bool mask that the backend adds to the scores as 0 and 1: pass floats, 0 and −inf, or use sdpa.",
+    ],
     "It asks for an answer to an exercise, which it does not know": [
         "exercises/answers.py: {}: not answered yet. Write your lines in place of the dots, or of None.",
     ],

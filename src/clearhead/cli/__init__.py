@@ -22,8 +22,9 @@ MODEL = "a folder with a model and its tokenizer, both saved with save_pretraine
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status.
 
-    The status is 0 for success; 1 where the reader of its output has closed it; 2 for a bad input, or an output that
-    cannot be written, with one message on standard error and no traceback; 130 where it was interrupted. The process of
+    The status is 0 for success; 1 where the reader of its output has closed it, or where an audit has findings; 2 for
+    a bad input, or an output that cannot be written, with one message on standard error and no traceback; 130 where it
+    was interrupted. The process of
     the command itself ends by the signal (`base/output/ended.py`). A standard stream that was closed before the start
     is no error.
     """
@@ -48,7 +49,7 @@ def _run(arguments: Sequence[str] | None) -> tuple[int, str]:
     """Run the command. Returns the exit status, and the message of an error."""
     try:
         options = parser().parse_args(arguments)
-        import_module(f"clearhead.cli.{options.command}").run(options)
+        return import_module(f"clearhead.cli.{options.command}").run(options) or 0, ""
     except SystemExit as ended:  # argparse has printed the reason; rich exits where the reader has closed the output
         return ended.code if isinstance(ended.code, int) else 0, ""
     except ClearheadError as error:
@@ -59,7 +60,6 @@ def _run(arguments: Sequence[str] | None) -> tuple[int, str]:
         return 130, "interrupted"
     except (OSError, RecursionError, MemoryError) as error:  # a disk that is full, a file nested too deeply
         return 2, f"{type(error).__name__}: {error!s:.200}"
-    return 0, ""
 
 
 def _opened(stream: TextIO | None) -> TextIO:
@@ -88,7 +88,7 @@ def parser() -> argparse.ArgumentParser:
     whole = argparse.ArgumentParser(prog="clearhead", description=does)
     whole.add_argument("--version", action=_Versions, nargs=0, help="show versions, kernels and engines, and exit")
     commands = whole.add_subparsers(dest="command", required=True)
-    for describe in (_report, _explain, _survey):
+    for describe in (_report, _explain, _survey, _audit):
         describe(commands.add_parser)
     return whole
 
@@ -186,3 +186,24 @@ def _survey(add_parser: AddParser) -> None:
     add("--max-length", metavar="N", type=int, help="cut texts at N tokens (default: the model's most)")
     wait = "how many seconds to wait for a file of another process (default: %(default)g)"
     add("--wait", metavar="S", type=float, default=600.0, help=wait)
+
+
+def _audit(add_parser: AddParser) -> None:
+    command = add_parser(
+        "audit",
+        help="test whether a model attends as expected, whatever computes its attention",
+        description="Run a model on texts, change some of the ids, and test that the outputs depend on what they may. "
+        "The exit status is 0 where every test holds, 1 where there is a finding, 2 where the audit could not run.",
+    )
+    add = command.add_argument
+    add("--text", metavar="TEXT", action="append", required=True, help="a text; several make a batch")
+    add("--model", metavar="DIR", help=MODEL)
+    add("--packed", action="store_true", help="pack the texts into one sequence, with positions that restart")
+    masks = "the expected mask: causal or full (default: causal for models that generate)"
+    add("--mask", choices=["causal", "full"], help=masks)
+    add("--window", metavar="N", type=int, help="a sliding window: each query sees N keys, itself with them")
+    add("--max-length", metavar="N", type=int, default=128, help="cut each text to N tokens (default: %(default)s)")
+    levels = "which tests: outputs, layers or all (default: %(default)s)"
+    add("--level", choices=["outputs", "layers", "all"], default="layers", help=levels)
+    add("--seed", metavar="N", type=int, default=0, help="of the changes (default: %(default)s)")
+    add("--json", action="store_true", help="print the report as JSON")

@@ -213,11 +213,21 @@ def generated(model: Any, inputs: dict[str, Tensor], most: int) -> Tensor:
     return ids
 
 
+def fills_in_words(config: Any) -> bool:
+    """Whether a model of this configuration fills in masked words, as BERT does."""
+    transformers = require("transformers", "models", "this command")
+    return type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)
+
+
+def is_causal(config: Any) -> bool:
+    """Whether a model of this configuration generates text, so that its tokens see earlier tokens alone."""
+    transformers = require("transformers", "models", "this command")
+    return type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and not fills_in_words(config)
+
+
 def check_causal(model: Any) -> None:
     """Raise an error for a model whose tokens see later tokens, such as BERT: it cannot generate sensible text."""
-    transformers = require("transformers", "models", "--generate")
-    config = model.config
-    if type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
+    if fills_in_words(model.config):
         raise ClearheadError(
             f"--generate needs a model that generates text; {type(model.base_model).__name__} fills in masked words. "
             "Leave --generate out."

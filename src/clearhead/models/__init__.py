@@ -3,8 +3,14 @@
 from clearhead.base.public_names import publish as _publish
 from clearhead.inspection.low_rank import SVD as SVD
 from clearhead.inspection.low_rank import LowRank as LowRank
-from clearhead.models.audits.audit import Audit as Audit
-from clearhead.models.audits.audit import AuditedCall as AuditedCall
+from clearhead.models.audits.audit import assert_attends as assert_attends
+from clearhead.models.audits.audit import audit as audit
+from clearhead.models.audits.audit_report import AuditFinding as AuditFinding
+from clearhead.models.audits.audit_report import AuditReport as AuditReport
+from clearhead.models.audits.audit_report import AuditTest as AuditTest
+from clearhead.models.audits.bug_script import make_bug_script as make_bug_script
+from clearhead.models.audits.collators import audit_collator as audit_collator
+from clearhead.models.audits.collators import make_audit_callback as make_audit_callback
 from clearhead.models.backend.run_on_clearhead import run_on_clearhead as run_on_clearhead
 from clearhead.models.causes.attribution import AttributedCall as AttributedCall
 from clearhead.models.causes.attribution import LogitAttribution as LogitAttribution
@@ -18,10 +24,6 @@ from clearhead.models.causes.metrics import logit_difference as logit_difference
 from clearhead.models.causes.metrics import next_token_loss as next_token_loss
 from clearhead.models.causes.sweep import Sweep as Sweep
 from clearhead.models.causes.sweep import sweep as sweep
-from clearhead.models.checks import ComparedCall as ComparedCall
-from clearhead.models.checks import Comparison as Comparison
-from clearhead.models.checks import assert_attends as assert_attends
-from clearhead.models.checks import compare_backends as compare_backends
 from clearhead.models.comparison.differences import CallDifference as CallDifference
 from clearhead.models.comparison.differences import Differences as Differences
 from clearhead.models.edits.edit import edit as edit

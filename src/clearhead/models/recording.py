@@ -16,7 +16,6 @@ from clearhead.explanation.diagnosis.diagnosis import Diagnosis
 from clearhead.inspection.measures import Found, Measure
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.inspection.reductions.by_query import Entropy, MeanDistance, SinkShare, TopK
-from clearhead.models.audits.audit import Audit, Expected, audit
 from clearhead.models.comparison.differences import Differences, compare_calls
 from clearhead.models.interception.choice import Layers, Pairs, Positions
 from clearhead.models.recordings.attention_call import AttentionCall
@@ -234,40 +233,6 @@ class Recording(RecordedCalls):
 
         return Recording([joined_call(*(found.get(calls[0].name) or beside(calls))) for calls in each])
 
-    def check(self, expected: Expected) -> Audit:
-        """Compare the pairs that each call allowed with an expected mask: mass leaked and mass hidden.
-
-        >>> import torch, clearhead as ch
-        >>> block, x = ch.nn.DotProductAttention(), torch.zeros(1, 2, 4, 8)
-        >>> with ch.watch(block) as seen:
-        ...     output = block(x, x, x, mask=ch.Causal())
-        >>> print(seen.check(ch.Causal()))
-        1 calls attend as expected.
-        >>> print(seen.check(ch.Causal() & ch.Documents.from_lengths([2, 2])))
-        1 of 1 calls do not attend as expected. The first:
-          L0, DotProductAttention, self, clearhead ..., run 0, 4 queries and 4 keys
-          the call had Causal(); expected was Causal() & Documents(<4>)
-          leaked: 0.292 of the softmax on average, 0.667 at head 0, query 2 of sequence 0,
-            to 2 keys of 0 … 1, most to key 0 (0.333)
-            may be: packed documents that the model sees as one text. ...
-
-        Formula: leaked_i = Σ_j w_ij over the pairs that the call allowed and `expected` does not; hidden_i = Σ_j w_ij
-        of the weights under `expected`, over the pairs that the call did not allow. Both follow from log-sum-exps, so
-        that a share of 1e-11 is found too.
-        `expected`: a `Mask`; a bool tensor, True for "may attend"; None for every key; a function that is given the
-        `AttentionCall` and gives one of these; or a dict of them by layers, as for `view`, such as "*.layers.3.*" or
-        "decoder*", where the first entry that fits a call counts, and calls without an entry are left out. Positions
-        are absolute: the mask is of the whole sequence of the Lk keys, and a call's queries are the last Lq. Of a
-        larger square tensor the part up to the Lk-th key is taken. For a static cache, whose last slots are empty, pass
-        a function that gives (Lq, Lk).
-        Padding (`call.padding`) is left out of both masks: its queries do not count, and no word is expected to see it.
-        Returns an `Audit`. Raises a `ClearheadError` for other masks, and for a mask that does not fit a call.
-        Cost: no work for pairs where the masks agree; else the scores of the pairs of either mask, once, and O(Lq + Lk)
-        memory.
-        """
-        self.check_complete("check")
-        return audit(self.calls, expected)
-
     def diagnose(self) -> Diagnosis:
         """Faults and risks of the calls: see `clearhead.diagnose`. Findings name the layer and the module, and the run,
         or the step of a generation, where there are several.
@@ -282,8 +247,8 @@ class Recording(RecordedCalls):
         >>> print(seen.diagnose().warnings[0].evidence)
         The scores of a query have a standard deviation of ...; divided by √64 it would be ...
 
-        Values, and errors against float64, are checked with `watch(values=True)` alone. Cost: a pass over each call's
-        pairs.
+        Values, outputs, and errors against float64 are checked with `watch(values=True)` alone. Cost: a pass over each
+        call's pairs.
         """
         self.check_complete("diagnose")
         named = zip(self.calls, self._labels, strict=True)

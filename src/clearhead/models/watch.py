@@ -90,10 +90,10 @@ def watch(
 
 
 def watch_own(
-    model: nn.Module, padding: Array | None = None, values: bool = False, compares: bool = True
+    model: nn.Module, padding: Array | None = None, values: bool = False, audited: bool = False
 ) -> AbstractContextManager[Recording]:
     """`watch`, of the calls of this thread alone: for functions that run the model themselves."""
-    wanted = asked(values=values)._replace(own=True, compares=compares)
+    wanted = asked(values=values)._replace(own=True, audited=audited)
     return _recorded("watch", model, wanted, padding, lambda recorder: Recording(recorder.calls, recorder.missing))
 
 

@@ -61,6 +61,11 @@ def wraps_compiled(module: nn.Module) -> bool:
     return "_orig_mod" in parts_of(module)[2]
 
 
+def uncompiled(module: nn.Module) -> nn.Module:
+    """The module that `torch.compile(module)` has wrapped; any other module itself."""
+    return parts_of(module)[2].get("_orig_mod") or module
+
+
 compiled_call: Callable[[Any], Any] = requires(_COMPILER, "torch.nn.Module._compiled_call_impl")(
     attrgetter("_compiled_call_impl")
 )

@@ -244,11 +244,10 @@ def used(case: Case, name: str, tensor: Tensor) -> Tensor:
 class Check(ABC):
     """A search for one kind of fault in a call. The docstring of a subclass says by which number it judges, and why.
 
-    `name`: the name of its findings. `looks_for`: the fault in words, which are printed where nothing was found.
+    `name`: the name of its findings.
     """
 
     name: ClassVar[str]
-    looks_for: ClassVar[str]
 
     @abstractmethod
     def find(self, case: Case) -> Findings:

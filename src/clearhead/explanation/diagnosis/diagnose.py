@@ -23,6 +23,8 @@ from clearhead.explanation.modules.captured import reach_call
 from clearhead.problem.lengths import apply_valid_lens
 from clearhead.problem.padded import pad_arguments
 
+EXPECTED, OUTPUT = "the mask you expect", "the backend's output"  # what is not examined
+
 # The parameters of modules that project: those that begin with one of these.
 PROJECTIONS = ("W_q.", "W_k.", "W_v.", "W_o.", "w_v", "in_proj", "out_proj.")
 
@@ -76,6 +78,7 @@ def diagnose(
       → Let each query see one key at least, such as its own, or leave these queries
         out. Where this is padding: other backends give NaN, or the mean of all
         values, there.
+    Not examined: the mask you expect, the backend's output. Use ch.audit.
     >>> len(ch.diagnose(x, x, x, mask=ch.Causal()))
     0
     >>> attend = ch.nn.MultiHeadAttention(embed_dim=64, num_heads=2)
@@ -87,17 +90,20 @@ def diagnose(
     For a module of `clearhead.nn`, or a `torch.nn.MultiheadAttention`, pass the module and the arguments of its call.
     The module runs no further than to its attention, and its `attention_weights` and caches stay.
     For a model, record it, `with ch.watch(model, values=True) as seen: model(...)`, and call `seen.diagnose()` or
-    `diagnose(seen)`, or diagnose one of its calls. Without `values=True`, values, parameters and precision are not
-    checked.
+    `diagnose(seen)`, or diagnose one of its calls. Without `values=True`, values, parameters, precision and
+    the model's own output are not checked, and the diagnosis says so.
     For training, pass the `Monitor` that `ch.models.monitor` gives: `diagnose(monitor)`.
 
     The checks look at the mask (queries that see nothing, the opposite polarity, padding attended, 0 and 1, all true,
     positions of unequal lengths, finite fills), at axes (heads without the transposition, and length and batch
     exchanged, where memory or numbers show it), at numbers (NaN and infinity in parameters and inputs, and their
-    places, NaN that SDPA would leak, the error against float64), and at the softmax (a scale missing or applied twice,
-    saturation, few effective keys, uniform heads, heads that rest on one key, values of 0). Entropies are compared to a
-    uniform softmax under the same mask; a scale is judged by the spread of the scores, not by its constant.
+    places, NaN that SDPA would leak, the error against float64, an output of another formula), and at the softmax (a
+    scale missing or applied twice, saturation, few effective keys, uniform heads, heads that rest on one key, values of
+    0). Entropies are compared to a uniform softmax under the same mask; a scale is judged by the spread of the scores,
+    not by its constant.
     Each threshold, and the reason for it, stands in the docstring of its check.
+    No check needs to know which mask you expect: `clearhead.audit` tests that, and whether inputs reach outputs that
+    they must not reach.
     Returns a `Diagnosis`, empty where nothing is found. Nothing that was passed is changed.
     Raises a `ClearheadError` for any other argument.
     Cost: one pass over the allowed pairs; beyond 2²⁷ pairs, over those of evenly spaced queries. Every pair of a mask
@@ -128,14 +134,14 @@ def diagnose(
 @torch.no_grad()
 def diagnosis_of(cases: Iterable[Case]) -> Diagnosis:
     """The findings of every check in every case."""
-    findings = (
-        replace(finding, where={**case.where, **finding.where})
-        for case in cases
-        if 0 not in case.shape
-        for check in CHECKS
-        for finding in check.find(case)
-    )
-    return Diagnosis(findings, [check.looks_for for check in CHECKS])
+    findings, unexamined = [], {EXPECTED: None}
+    for case in cases:
+        unexamined |= {} if "value" in case.inputs else {"values": None}
+        unexamined |= {} if case.output is not None else {OUTPUT: None}
+        if 0 not in case.shape:
+            found = (finding for check in CHECKS for finding in check.find(case))
+            findings += [replace(finding, where={**case.where, **finding.where}) for finding in found]
+    return Diagnosis(findings, unexamined)
 
 
 def _of_module(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Case:

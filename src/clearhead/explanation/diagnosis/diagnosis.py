@@ -78,19 +78,19 @@ class _Group(NamedTuple):
         return f"Also in {'; '.join(others[:4])}{more}." if others else ""
 
 
-def text(findings: Sequence[Finding], looked_for: Sequence[str]) -> str:
-    lines = [_wrapped(_headline(findings, looked_for))]
+def text(findings: Sequence[Finding], unexamined: Sequence[str]) -> str:
+    lines = [_headline(findings)]
     for group in _groups(findings):
         place = printable(group.places[0])
         lines.append(_wrapped(group.title + (f" ({place})" if place else ""), "", "  "))
         lines.append(_wrapped(printable(group.first.evidence), "  "))
         lines += [_wrapped(printable(group.also), "  ")] if group.also else []
         lines.append(_wrapped(printable(group.first.remedy), "  → ", "    "))
-    return "\n".join(lines)
+    return "\n".join([*lines, *map(_wrapped, _name_unexamined(unexamined))])
 
 
-def html(findings: Sequence[Finding], looked_for: Sequence[str]) -> str:
-    parts = [f"<p>{escaped(_headline(findings, looked_for))}</p>"]
+def html(findings: Sequence[Finding], unexamined: Sequence[str]) -> str:
+    parts = [f"<p>{escaped(_headline(findings))}</p>"]
     for group in _groups(findings):
         first, place = group.first, group.places[0]
         parts.append(
@@ -98,17 +98,17 @@ def html(findings: Sequence[Finding], looked_for: Sequence[str]) -> str:
             f"<b>{escaped(group.title)}</b>{' ' + escaped(f'({place})') if place else ''}<br>"
             f"{escaped(first.evidence)} {escaped(group.also)}<br>→ {escaped(first.remedy)}</div>"
         )
-    return "\n".join(parts)
+    return "\n".join([*parts, *(f"<p>{escaped(line)}</p>" for line in _name_unexamined(unexamined))])
 
 
-def markdown(findings: Sequence[Finding], looked_for: Sequence[str]) -> str:
-    parts = [_literal(_headline(findings, looked_for))]
+def markdown(findings: Sequence[Finding], unexamined: Sequence[str]) -> str:
+    parts = [_literal(_headline(findings))]
     for group in _groups(findings):
         place = f" ({_literal(group.places[0])})" if group.places[0] else ""
         parts.append(f"### {_literal(group.title)}{place}")
         parts.append(f"{_literal(group.first.evidence)} {_literal(group.also)}".strip())
         parts.append(f"**Instead:** {_literal(group.first.remedy)}")
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*parts, *map(_literal, _name_unexamined(unexamined))]) + "\n"
 
 
 def _groups(findings: Sequence[Finding]) -> list[_Group]:
@@ -119,11 +119,15 @@ def _groups(findings: Sequence[Finding]) -> list[_Group]:
     return list(found.values())
 
 
-def _headline(findings: Sequence[Finding], looked_for: Sequence[str]) -> str:
+def _headline(findings: Sequence[Finding]) -> str:
     if not findings:
-        return f"Nothing found. Looked for: {'; '.join(looked_for)}."
+        return "Nothing found."
     counts = [(sum(f.severity == severity for f in findings), severity) for severity in SEVERITIES]
     return ", ".join(f"{n} {severity}{'s' if n > 1 else ''}" for n, severity in counts if n) + "."
+
+
+def _name_unexamined(unexamined: Sequence[str]) -> list[str]:
+    return [f"Not examined: {', '.join(unexamined)}. Use ch.audit."] if unexamined else []
 
 
 def _wrapped(words: str, first: str = "", rest: str | None = None) -> str:
@@ -150,17 +154,18 @@ class Diagnosis(Sequence[Finding]):
       → Pass mask.bool() where 1 means "may attend", mask == 0 where it means "may
         not"; one row a sequence, (B, Lk), as Padding(mask.bool()), or
         mask.bool()[:, None, None].
+    Not examined: the mask you expect, the backend's output. Use ch.audit.
     >>> ch.diagnose(x, x, x).errors
     []
 
-    `errors`, `warnings`, `notes`: the findings of one severity. `looked_for`: the faults that were looked for, in
+    `errors`, `warnings`, `notes`: the findings of one severity. `unexamined`: what no check looked at, in
     words. `print` keeps to 80 columns, and prints equal findings of several layers once. `markdown()`, and a notebook's
     display, show names of layers as text, whatever they hold. `to_dict()`: plain values.
     """
 
-    def __init__(self, findings: Iterable[Finding], looked_for: Iterable[str]) -> None:
+    def __init__(self, findings: Iterable[Finding], unexamined: Iterable[str]) -> None:
         self._findings = sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
-        self.looked_for = list(looked_for)
+        self.unexamined = list(unexamined)
 
     @overload
     def __getitem__(self, which: int) -> Finding: ...
@@ -187,15 +192,15 @@ class Diagnosis(Sequence[Finding]):
         return [finding for finding in self if finding.severity == "note"]
 
     def __repr__(self) -> str:
-        return text(self._findings, self.looked_for)
+        return text(self._findings, self.unexamined)
 
     def _repr_html_(self) -> str:
-        return html(self._findings, self.looked_for)
+        return html(self._findings, self.unexamined)
 
     def markdown(self) -> str:
         """The findings as Markdown, with a heading for each."""
-        return markdown(self._findings, self.looked_for)
+        return markdown(self._findings, self.unexamined)
 
     def to_dict(self) -> dict[str, object]:
-        """The diagnosis as plain values, which JSON can hold: "findings" and "looked_for"."""
-        return {"findings": [finding.to_dict() for finding in self], "looked_for": list(self.looked_for)}
+        """The diagnosis as plain values, which JSON can hold: "findings" and "unexamined"."""
+        return {"findings": [finding.to_dict() for finding in self], "unexamined": list(self.unexamined)}

@@ -1,351 +1,273 @@
-"""The calls of a recording are compared with the masks that were expected of them."""
+"""`audit` and `assert_attends`: does a model attend as expected, whatever computes it?"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from operator import attrgetter
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from typing import Any, Unpack
 
-import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from clearhead.base.arrays import to_tensor
-from clearhead.base.errors import ClearheadError
-from clearhead.base.numbers import check_number
-from clearhead.base.output.text import said
-from clearhead.inspection.source import FromRecord
-from clearhead.inspection.weights import Weights
-from clearhead.masks.base import Mask, Spans
-from clearhead.masks.dense import DenseMask
-from clearhead.masks.padding import Padding
-from clearhead.models.audits.audit_text import describe_call
-from clearhead.models.interception.padding import same_words
+from clearhead.base.arrays import Array
+from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.torch_state.torch_private import uncompiled
+from clearhead.models.audits.arguments import (
+    AuditOptions,
+    Model,
+    OutputPicker,
+    validate_arguments,
+    validate_labels,
+    validate_level,
+)
+from clearhead.models.audits.audit_report import AuditReport, AuditTest, Level
+from clearhead.models.audits.audited_model import (
+    DECODER_INPUTS,
+    DROPOUT,
+    AuditedModel,
+    find_inputs,
+    repeatable,
+    share_batch,
+)
+from clearhead.models.audits.blocks import Block, record_blocks
+from clearhead.models.audits.computed import audit_computed
+from clearhead.models.audits.expectation import Expectation, Expected, describe_mask, pair_with_masks
+from clearhead.models.audits.given import audit_given
+from clearhead.models.audits.gradient import audit_gradient, compute_gradient
+from clearhead.models.audits.influence import audit_influence
+from clearhead.models.audits.layers import audit_layers
+from clearhead.models.audits.probes import Positions, choose_probes
+from clearhead.models.audits.sameness import audit_sameness
+from clearhead.models.interception.padding import checked
+from clearhead.models.recording import Recording
 from clearhead.models.recordings.attention_call import AttentionCall
-from clearhead.models.recordings.call import Call
-from clearhead.models.recordings.calls import Calls, chosen_calls
-from clearhead.problem._recorded import RecordedMask
-from clearhead.problem.problem import Problem
-from clearhead.problem.record import now
-from clearhead.problem.unseen import seen
-from clearhead.problem.visible import Visible, resolve, seen_by
+from clearhead.models.surveys.run import bar
+from clearhead.models.watch import watch_own
+
+PROBES = {"outputs": 2, "layers": 3, "all": 4}  # that change many inputs, by level
+FORWARDS = {"outputs": 9, "layers": 18, "all": 36}  # about so many, by level
+NO_ENCODER_REACH = "the keys of the cross attention of each layer are not recorded, or no positions of the inputs"
+TESTS = ["given", "computed", "influence", "layer", "gradient", "same"]  # as a report lists them
 
 
-class Pairs(NamedTuple):
-    """The pairs of a call and of an expected mask, in three disjoint parts; None for a part without a pair.
+def audit(
+    model: Model | Recording,
+    batch: object = None,
+    mask: Expected = None,
+    *,
+    padding: Array | None = None,
+    level: Level = "layers",
+    inputs: str | None = None,
+    output: OutputPicker | None = None,
+    seed: int = 0,
+    expect: Sequence[str] = (),
+) -> AuditReport:
+    """Test whether a model attends as expected, whatever computes its attention.
 
-    `rows`, bool (B or 1, H or 1, Lq or 1): the queries that see a key in any part.
+    >>> import torch, torch.nn.functional as F, clearhead as ch
+    >>> class Block(torch.nn.Module):
+    ...     def forward(self, x):                       # (B, L, E), without a mask
+    ...         return x + F.scaled_dot_product_attention(x, x, x)
+    >>> report = ch.audit(Block(), torch.rand(1, 6, 8), ch.Causal())
+    >>> report.ok
+    False
+    >>> [finding.code for finding in report.findings][:2]
+    ['not-causal', 'mask-ignored']
+
+    The report has one line for each independent test:
+
+    - given: was each attention call given the expected mask?
+    - computed: is each call's output softmax(scores) · value of its own inputs with the expected mask, row by row? If
+      not, which known mistake does it equal?
+    - influence: do outputs keep every bit when inputs change that must not reach them? Inputs are changed by ids, then
+      by embeddings. Which inputs may reach which outputs follows from the mask, through all layers.
+    - layer: the same for each block alone, from its recorded input.
+    - gradient: is d output / d input exactly zero where it must be?
+    - same: do the same tokens have the same outputs alone, in a batch, and with a cache?
+
+    Args:
+        model: A module, or any callable that takes the batch; a compiled model too, whose attention calls and blocks
+            are those of the model that was compiled. A `Recording` of a finished run:
+            then the second argument is the mask, and the tests are given and computed.
+        batch: A dict of keywords, such as a tokenizer returns, a tuple of arguments, or one tensor.
+        mask: The expected mask: a `Mask`; a bool tensor, True for "may attend"; None for every key; a function of an
+            `AttentionCall` that returns one of these; or a dict of them by layer, as `Recording.view` names layers, or
+            by "encoder", "decoder" and "cross". Padding is never expected to be attended to.
+        padding: Which positions are tokens, (B, L), 0 for padding; by default the batch's `attention_mask`.
+        level: "outputs": given and influence. "layers": also computed and layer. "all": also gradient and same.
+        inputs: The name of the input that is changed; by default the ids, else the embeddings or features. Of an
+            encoder-decoder, by default its inputs and the decoder's, one after the other.
+        output: Picks the tensor (B, L, ...) from what the model returns; by default the first one of that shape.
+        seed: Of the changes, and of the random numbers in each forward pass: the same seed, the same report.
+        expect: Known findings, each by its label as the report prints it, such as "layers.3: documents-mix". They
+            neither fail the audit nor hide others.
+
+    Returns:
+        An `AuditReport`: `print(report)`, `report.ok`, `report.findings`, `report.to_dict()`.
+
+    Raises:
+        ClearheadError: If the mask fits no call, the batch has no input to change, or no test could examine the model.
+
+    Cost: 9 forward passes for "outputs"; for "layers" about 18, and a pass over each call's scores; for "all" about 36,
+    some with a backward pass. A bar on a terminal counts them. Memory: the inputs of all blocks and attention calls.
+
+    Over several ranks, with `DistributedDataParallel` or FSDP2, call it on every rank: all run the batch of rank 0, and
+    return the same report.
     """
-
-    both: Visible | None
-    extra: Visible | None  # allowed by the call alone
-    missing: Visible | None  # allowed by the expected mask alone
-    rows: Tensor
-
-
-class KnownPairs:
-    """The pairs of the calls of one recording: layers share a mask, for which they are made once."""
-
-    def __init__(self) -> None:
-        self._known: dict[Any, list[tuple[AttentionCall, Mask, Pairs]]] = {}
-
-    def of(self, call: AttentionCall, expected: Mask) -> Pairs:
-        problem = call.problem
-        if _infinite(problem) is not None:
-            return pairs_of(call, expected)
-        sizes = problem.sizes
-        which = expected.signature() or id(expected)
-        mask = None if problem.visible is None else id(problem.visible.memo)  # copies of a mask have one memo
-        key = (mask, which, sizes.shape, sizes.device, sizes.leading)
-        known = self._known.setdefault(key, [])
-        for other, _, pairs in known:  # the entries keep the objects alive whose ids are in the key
-            if same_words(call.padding, other.padding):
-                return pairs
-        known.append((call, expected, pairs_of(call, expected)))
-        return known[-1][2]
-
-
-def pairs_of(call: AttentionCall, expected: Mask) -> Pairs:
-    """The pairs that the call allowed and the expected ones. Padding is left out of both."""
-    sizes, words = call.problem.sizes._replace(align="lower_right"), call.padding
-    allowed = _allowed(call)
-    if expected._document_edges is not None:  # beside it, the masks of the row would count inside its documents
-        expected = RecordedMask(expected._resolve(sizes), sizes)
-    if words is not None and words.keys is not None:
-        expected = expected & Padding(words.keys)
-    parts = [resolve(mask, sizes, as_written=False) for mask in (allowed & expected, allowed & ~expected)]
-    parts.append(resolve(expected & ~allowed, sizes, as_written=False))
-    if words is not None and words.queries is not None:
-        parts = [seen_by(words.queries, part, sizes) for part in parts]
-    rows = [seen(part.spans, sizes)[1] for part in parts]
-    there = 0 not in sizes.shape  # the mask of an empty batch has pairs too
-    found = (part if there and bool(some.any()) else None for part, some in zip(parts, rows, strict=True))
-    both, extra, missing = found
-    return Pairs(both, extra, missing, rows[0] | rows[1] | rows[2])
+    validate_level(level)
+    known = validate_labels(expect)
+    if isinstance(model, Recording):
+        return replace(_audit_recording(model, batch), known=known)
+    validate_arguments(model, batch, inputs, output, seed)
+    batch = share_batch(model, batch)
+    names = find_inputs(batch) if inputs is None else [inputs]
+    with repeatable(model, seed), bar(FORWARDS[level] * len(names), "forward passes") as progress:
+        first, *others = [AuditedModel(model, batch, name, output, seed, progress.update) for name in names]
+        calls, blocks, why = _run_recorded(first, padding, level)
+        with_positions = next((audited for audited in (first, *others) if not audited.objection), None)
+        if with_positions is None:
+            tokens, encoder_tokens = _find_tokens_of_blocks(blocks), None
+        else:
+            tokens, encoder_tokens = _find_tokens(with_positions, padding)
+            if not bool(tokens.any()):
+                raise ClearheadError("audit: every position is padding; expected a mask (B, L), 0 for padding alone.")
+        expectation = Expectation(mask, tokens, encoder_tokens, calls)
+        tests = [audit_given(expectation.calls) if calls else AuditTest("given", None, why)]
+        if level != "outputs" and calls:
+            dropped = AuditTest("computed", None, DROPOUT) if first.has_dropout else None
+            tests.append(dropped or audit_computed(expectation.calls))
+        coverage: dict[str, float] = {}
+        for audited in (first, *others):
+            whole, shares = _audit_whole(audited, expectation, level)
+            tests += whole
+            coverage |= {f"{name} ({audited.name})" if others else name: share for name, share in shares.items()}
+        if level != "outputs" and isinstance(model, nn.Module):
+            tests.append(audit_layers(blocks, expectation, PROBES["outputs"], seed, first.count))
+    if all(test.holds is None for test in tests):
+        raise ClearheadError(f"audit: no test could examine the model: {'; '.join(test.text for test in tests)}")
+    tests.sort(key=lambda test: TESTS.index(test.name))
+    forwards = round(sum(audited.forwards for audited in (first, *others)))
+    return AuditReport(expectation.text, level, tests, coverage, forwards, known)
 
 
-def _allowed(call: AttentionCall) -> Mask:
-    problem = call.problem
-    spans = problem.spans
-    if spans is None:
-        whole = torch.zeros(1, 1, 1, dtype=torch.int64, device=problem.sizes.device)
-        spans = Spans(whole, whole + problem.sizes.keys)
-    allowed: Mask = RecordedMask(spans, problem.sizes)
-    infinite = _infinite(problem)
-    return allowed if infinite is None else allowed & DenseMask(~infinite)
-
-
-def _infinite(problem: Problem) -> Tensor | None:
-    """Where the bias is −∞, which hides a pair as a mask does: a float mask of clearhead's own calls is a bias."""
-    dense = None if problem.bias is None else problem.bias.dense
-    found = None if dense is None else dense == -torch.inf
-    return None if found is None or not bool(found.any()) else found
-
-
-@torch.no_grad()
-def shares(call: AttentionCall, pairs: Pairs) -> tuple[Tensor, Tensor]:
-    """The share of each query's softmax on extra pairs, and of its expected softmax on missing pairs, (B, H, Lq) each.
-
-    The share is exp(a) / (exp(a) + exp(b)), with the log-sum-exp a of these pairs and b of the others. The sigmoid of
-    a − b gives it to full relative precision; 1 − (the share of the others) has no digits left below 1e-7.
-    """
-    problem = call.problem
-    nothing = torch.zeros((), dtype=call.weights.dtype, device=problem.sizes.device).expand(problem.sizes.shape[:3])
-    if pairs.extra is None and pairs.missing is None:
-        return nothing, nothing
-    rest = log_sum_exp(call, pairs.both)
-    if problem.sinks is not None:
-        rest = torch.logaddexp(rest, problem.sinks.to(rest.dtype)[:, None])
-    found = []
-    for part in (pairs.extra, pairs.missing):
-        if part is None:
-            found.append(nothing)
-            continue
-        mine = log_sum_exp(call, part)
-        found.append(torch.where(mine == -torch.inf, 0.0, torch.sigmoid(mine - rest)))
-    leaked = found[0] if call.factor is None else found[0] * call.factor.abs().to(found[0].dtype)
-    return leaked, found[1]
-
-
-def weights_of(call: AttentionCall, part: Visible) -> Weights:
-    """The softmax over these pairs alone."""
-    problem = call.problem._replace(visible=part, sinks=None)
-    bias, infinite = problem.bias, _infinite(problem)
-    if bias is not None and bias.dense is not None and infinite is not None:
-        problem = problem._replace(bias=bias._replace(dense=bias.dense.masked_fill(infinite, 0.0)))
-    call.record.check()
-    return Weights(FromRecord(now(problem), {}))
-
-
-def log_sum_exp(call: AttentionCall, part: Visible | None) -> Tensor:
-    """log Σ exp(score) over these pairs, (B, H, Lq); −∞ for a query without such a pair."""
-    if part is None:
-        sizes = call.problem.sizes
-        return torch.full(sizes.shape[:3], -torch.inf, dtype=call.weights.dtype, device=sizes.device)
-    found: Tensor = weights_of(call, part).logsumexp()
-    return found
-
-
-class WorstRow(NamedTuple):
-    """The query of a call with the largest share of its softmax on some pairs.
-
-    `position`: its place among the keys. `share`: of its softmax on these pairs. `keys`: of these pairs, int64,
-    ascending. `most`: the key of them with the largest weight, `of_most`.
-    """
-
-    sequence: int
-    head: int
-    query: int
-    position: int
-    share: float
-    keys: Tensor
-    most: int
-    of_most: float
-
-
-@torch.no_grad()
-def worst_row(call: AttentionCall, part: Visible | None, share: Tensor, queries: Tensor) -> WorstRow | None:
-    """The row where the share, (B, H, Lq), is largest among these queries; None where there is no pair."""
-    if part is None:
-        return None
-    number = int(share.masked_fill(~queries, -1.0).flatten().argmax())
-    sequence, head, query = (int(i) for i in np.unravel_index(number, tuple(share.shape)))
-    sizes = call.problem.sizes
-    at = slice(sequence, sequence + 1), slice(head, head + 1), slice(query, query + 1)
-    keep = part.spans.keep(*at, slice(None), sizes.keys).expand(1, 1, 1, sizes.keys)
-    row = weights_of(call, part)[sequence, head, query]
-    most, value = int(row.argmax()), float(share[sequence, head, query])
-    position = query + sizes.keys - sizes.queries
-    return WorstRow(
-        sequence, head, query, position, value, keep[0, 0, 0].nonzero()[:, 0], most, value * float(row[most])
-    )
-
-
-One = Mask | Tensor | np.ndarray | Callable[[AttentionCall], Any] | None
-Expected = One | Mapping[str, One] | Mapping[int | str, One]
-
-
-def expected_of(calls: Sequence[AttentionCall], expected: Any) -> list[tuple[AttentionCall, Mask]]:
-    """The calls that have an expected mask, each with its mask; equal expectations give one object."""
-    made: dict[Any, tuple[Any, Mask]] = {}
-    if not isinstance(expected, Mapping):
-        return [(call, _mask(expected, call, made)) for call in calls]
-    numbers = [(set(chosen_calls(calls, which, "check")), mask) for which, mask in expected.items()]
-    each = [[mask for some, mask in numbers if number in some] for number in range(len(calls))]
-    return [(call, _mask(masks[0], call, made)) for call, masks in zip(calls, each, strict=True) if masks]
-
-
-def _mask(expected: Any, call: AttentionCall, made: dict[Any, tuple[Any, Mask]]) -> Mask:
-    if not isinstance(expected, Mask | type) and callable(expected):
-        expected = expected(call)
-    if isinstance(expected, Mask):
-        return expected
-    sizes = call.problem.sizes
-    if expected is None:
-        if sizes.shape not in made:
-            whole = torch.zeros(1, 1, 1, dtype=torch.int64, device=sizes.device)
-            made[sizes.shape] = None, RecordedMask(Spans(whole, whole + sizes.keys), sizes, "every key")
-        return made[sizes.shape][1]
-    if not isinstance(expected, Tensor | np.ndarray):
-        raise ClearheadError(
-            f"check: {expected!r:.60} is expected of {call.name}; use a Mask, such as ch.Causal(), a bool tensor, True "
-            "for may attend, None for every key, a function of the call that gives one, or a dict of them by layers."
-        )
-    queries, keys = sizes.queries, sizes.keys
-    key = (id(expected), queries, keys)
-    if key not in made:  # `expected` is kept, so that no other object can have its id
-        keep = to_tensor(expected, "expected")
-        if keep.ndim > 1 and keep.shape[-1] == keep.shape[-2] and keep.shape[-1] >= keys >= queries:  # a whole sequence
-            keep = keep[..., keys - queries : keys, :keys]
-        made[key] = expected, DenseMask(keep)
-    return made[key][1]
-
-
-@dataclass(frozen=True, eq=False)
-class AuditedCall(Call):
-    """An attention call, compared with the mask that was expected of it.
-
-    `leaked` (B, H, Lq): the share of each query's softmax on keys that `expected` does not allow. `hidden` (B, H, Lq):
-    the share of its softmax under `expected` on keys that the call did not allow. Both are float32 at least, from 0 to
-    1, and exactly 0 where the masks agree. `queries`, bool (B, H, Lq): the queries that count, which are no padding and
-    to which the call or `expected` allows a key. `call`: the record. `most_leaked`, `most_hidden`: the query with the
-    largest share, and its keys; None where no pair is leaked or hidden. `disjoint`: whether no pair is allowed by both.
-    """
-
-    call: AttentionCall
-    expected: Mask
-    leaked: Tensor
-    hidden: Tensor
-    queries: Tensor
-    most_leaked: WorstRow | None
-    most_hidden: WorstRow | None
-    disjoint: bool
-
-    # the parts of a `Call` are those of the record
-    name = property(attrgetter("call.name"))
-    kind = property(attrgetter("call.kind"))
-    backend = property(attrgetter("call.backend"))
-    shape = property(attrgetter("call.shape"))
-    run = property(attrgetter("call.run"))
-    layer = property(attrgetter("call.layer"))
-
-    @property
-    def most(self) -> float:
-        """The largest share, leaked or hidden, of all queries that count; NaN where a share is NaN."""
-        shares = torch.maximum(self.leaked, self.hidden).masked_fill(~self.queries, 0.0)
-        return float(shares.max()) if shares.numel() else 0.0
-
-    @property
-    def heads(self) -> Mapping[str, Tensor]:
-        """By name, for each head, (H,), float64: the mean and the largest share over the queries that count."""
-        count = self.queries.sum((0, 2))
-        found = {}
-        for name, share in (("leaked", self.leaked), ("hidden", self.hidden)):
-            counted = share.double().masked_fill(~self.queries, 0.0)
-            by_head = counted.transpose(0, 1).flatten(1)
-            found[name] = by_head.sum(1) / count
-            found[f"most {name}"] = by_head.amax(1) if by_head.shape[1] else by_head.sum(1)
-        return found
-
-    def _by_head(self) -> Mapping[str, Iterable[object]]:
-        return {"head": range(self.shape[1]), **{name: values.tolist() for name, values in self.heads.items()}}
-
-    def __repr__(self) -> str:
-        return said(self, self._said)
-
-    def _said(self) -> str:
-        shares = ", ".join(f"{name} {float(values.mean()):.3g}" for name, values in list(self.heads.items())[::2])
-        return f"AuditedCall({self.name!r}, {shares})"
-
-
-TOLERANCE = 1e-6
-
-
-class Audit(Calls[AuditedCall]):
-    """The pairs that each call of a recording allowed, compared with a mask. `Recording.check` gives it.
+def assert_attends(
+    model: Model | Recording, batch: object = None, mask: Expected = None, **options: Unpack[AuditOptions]
+) -> None:
+    """Raise an AssertionError with the report, unless `audit(model, batch, mask, **options)` has no finding.
 
     >>> import torch, clearhead as ch
-    >>> block, x = ch.nn.DotProductAttention(), torch.zeros(1, 2, 4, 8)
-    >>> with ch.watch(block) as seen:
-    ...     output = block(x, x, x)
-    >>> audit = seen.check(ch.Causal())
-    >>> audit.ok()
-    False
-    >>> audit.worst.leaked[0, 0]                        # of each query: the share on keys that it should not see
-    tensor([0.7500, 0.5000, 0.2500, 0.0000])
-    >>> audit.table()[0]["hidden"]
-    0.0
-
-    Calls are found as in a `Recording`, by number, module and run: each is an `AuditedCall`, with `leaked` and
-    `hidden`. `worst`: the call with the largest share. `str(audit)` names the first call that is not as expected, its
-    worst head and query, the keys on which the mass is, and a likely cause. The columns of `table()`: layer, run,
-    module, kind, backend, queries, keys, head; leaked and hidden, means over the queries that count; most leaked and
-    most hidden, the largest shares of these queries.
+    >>> block, x = ch.nn.MultiHeadAttention(16, 4), torch.rand(1, 6, 16)
+    >>> ch.assert_attends(lambda x: block(x, x, x, mask=ch.Causal()), x, ch.Causal())
     """
-
-    @property
-    def worst(self) -> AuditedCall:
-        """The call with the largest share of a query, leaked or hidden; a call with NaN comes before all others."""
-        return max(self.calls, key=lambda call: (call.most != call.most, call.most))
-
-    def ok(self, tolerance: float = TOLERANCE) -> bool:
-        """Whether no query of any call has more than `tolerance` of its softmax leaked or hidden."""
-        most = _checked(tolerance)
-        return all(call.most <= most for call in self.calls)
-
-    def __str__(self) -> str:
-        return said(self, self.told)
-
-    def told(self, tolerance: float = TOLERANCE) -> str:
-        """The text of `str(audit)`, for another tolerance."""
-        most = _checked(tolerance)
-        wrong = [call for call in self.calls if not call.most <= most]
-        if not wrong:
-            return f"{len(self.calls)} calls attend as expected."
-        return (
-            f"{len(wrong)} of {len(self.calls)} calls do not attend as expected. The first:\n{describe_call(wrong[0])}"
-        )
+    __tracebackhide__ = True  # pytest shows the line of the test
+    raise_findings(audit(model, batch, mask, **options))
 
 
-def _checked(tolerance: float) -> float:
-    number = check_number(tolerance, "tolerance")
-    if not 0 <= number < 1:
-        raise ClearheadError(f"tolerance is {tolerance!r}; expected a share of the softmax, from 0 to below 1.")
-    return number
+def raise_findings(report: AuditReport) -> None:
+    """Raise an AssertionError with a report, where it has findings."""
+    __tracebackhide__ = True
+    if not report.ok:
+        raise AssertionError(f"\n{report}")
 
 
-def audit(calls: Sequence[AttentionCall], expected: Expected) -> Audit:
-    """Each call that has an expected mask, compared with it. See `Recording.check`."""
-    known, masks, found = KnownPairs(), expected_of(calls, expected), []
-    if not masks:
-        raise ClearheadError("check: no mask is expected of a call, or there is no call.")
-    for call, mask in masks:
-        pairs = known.of(call, mask)
-        leaked, hidden = shares(call, pairs)
-        queries = pairs.rows.expand(leaked.shape)
-        most_leaked = worst_row(call, pairs.extra, leaked, queries)
-        most_hidden = worst_row(call, pairs.missing, hidden, queries)
-        disjoint = pairs.both is None
-        found.append(AuditedCall(call, mask, leaked, hidden, queries, most_leaked, most_hidden, disjoint))
-    return Audit(found)
+def _audit_whole(
+    audited: AuditedModel, expectation: Expectation, level: Level
+) -> tuple[list[AuditTest], dict[str, float]]:
+    """The tests that change the inputs of the whole model, and the share of the forbidden pairs that they examine."""
+    if audited.objection:
+        return [AuditTest("influence", None, audited.objection)], {}
+    if audited.reads_encoder:
+        reach = expectation.find_encoder_reach()
+        if reach is None:
+            return [AuditTest("influence", None, NO_ENCODER_REACH)], {}
+        positions = Positions(reach, expectation.tokens, expectation.encoder_tokens)
+    else:
+        positions = Positions(expectation.find_reach(), expectation.tokens)
+    probes, coverage = choose_probes(positions, PROBES[level], torch.Generator().manual_seed(audited.seed))
+    differentiate = partial(_differentiate, audited)
+    try:
+        tests = [audit_influence(audited, differentiate, positions, probes, PROBES[level])]
+    except ShapeError as error:
+        if audited.picks_output:
+            raise
+        return [AuditTest("influence", None, str(error).removeprefix("audit: ").replace("\n", " "))], {}
+    if level == "all" and isinstance(audited.model, nn.Module):
+        tests.append(audit_gradient(differentiate, positions, probes))
+        if not audited.reads_encoder:  # the outputs have no pieces that belong to pieces of the inputs
+            tests.append(audit_sameness(audited, positions))
+    return tests, coverage.shares
+
+
+def _audit_recording(recording: Recording, mask: Any) -> AuditReport:
+    """The tests that need no model: given, and computed where the values were recorded."""
+    calls = pair_with_masks(recording.calls, mask)
+    if not calls:
+        raise ClearheadError("audit: the recording holds no call.")
+    tests = [audit_given(calls)]
+    if all(call.value is not None and call.outcome is not None for call, _ in calls):
+        tests.append(audit_computed(calls))
+    else:
+        tests.append(AuditTest("computed", None, "the values were not recorded: watch(model, values=True)"))
+    return AuditReport(describe_mask(mask), "layers", tests)
+
+
+def _differentiate(audited: AuditedModel, outputs: Tensor) -> Tensor | None:
+    """The gradient of some outputs, bool (B, L), for each input; None for a model without one."""
+    if not isinstance(audited.model, nn.Module):
+        return None
+    return compute_gradient(audited.run_from_leaf, outputs, audited.seed)
+
+
+def _run_recorded(
+    audited: AuditedModel, padding: Array | None, level: Level
+) -> tuple[list[AttentionCall], list[Block], str]:
+    """Run the model once. Gives its attention calls, its blocks, and why the calls could not be recorded."""
+    if not isinstance(audited.model, nn.Module):
+        return [], [], "the model is a function, whose calls are not recorded"
+    model, blocks = uncompiled(audited.model), []
+    if padding is None and isinstance(audited.batch, Mapping):
+        given = audited.batch.get("attention_mask")
+        padding = given if isinstance(given, Tensor) and given.shape == audited.shape else None
+    try:
+        with torch.no_grad(), ExitStack() as stack:
+            in_layers = level != "outputs"
+            seen = stack.enter_context(watch_own(model, padding, values=in_layers, audited=True))
+            if in_layers:
+                blocks = stack.enter_context(record_blocks(model, audited.seed))
+            audited.run_plain(model)
+    except ClearheadError as error:
+        return [], blocks, str(error).splitlines()[0]
+    return seen.calls, blocks, ""
+
+
+def _find_tokens_of_blocks(blocks: list[Block]) -> Tensor:
+    """All positions of the first block's hidden states, bool (B, L), where the inputs have no positions."""
+    shape = next((block.hidden.shape[:2] for block in blocks if block.can_run), (1, 1))
+    return torch.ones(shape, dtype=torch.bool, device="cpu")
+
+
+def _find_tokens(audited: AuditedModel, padding: Array | None) -> tuple[Tensor, Tensor | None]:
+    """Which outputs are tokens, bool (B, L), and which inputs of an encoder, where the outputs are a decoder's.
+
+    By the argument `padding`, or by the attention masks of the batch.
+    """
+    batch = audited.batch if isinstance(audited.batch, Mapping) else {}
+    names = find_inputs(audited.batch, audited.name)
+    own_shape = tuple(batch[names[0]].shape[:2]) if batch else audited.shape
+
+    def read(mask: Any, shape: tuple[int, int]) -> Tensor:
+        if mask is None or tuple(mask.shape) != shape:
+            return torch.ones(shape, dtype=torch.bool, device="cpu")
+        return torch.as_tensor(mask).cpu() != 0
+
+    own = batch.get("attention_mask")
+    if padding is not None and names[0] not in DECODER_INPUTS:
+        own = checked(padding)
+        if tuple(own.shape) != own_shape:
+            raise ShapeError(f"audit: padding has shape {tuple(own.shape)}; expected (B, L) = {own_shape}.")
+    if names[-1] not in DECODER_INPUTS:
+        return read(own, audited.output_shape), None
+    tokens = read(batch.get("decoder_attention_mask"), audited.output_shape)
+    return tokens, read(own, own_shape) if len(names) == 2 else None

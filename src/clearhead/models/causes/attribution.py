@@ -19,9 +19,9 @@ from clearhead.base.torch_state.contexts import without_autocast
 from clearhead.explanation.modules.projection import Linear
 from clearhead.models.causes.frozen import Frozen, Written, first_run
 from clearhead.models.causes.metrics import Each, Metric, logit_difference, logits_of, refuse_padding
-from clearhead.models.checks import outside_inference, ran
 from clearhead.models.interception.layers import LayerName
 from clearhead.models.interception.modules import Kind
+from clearhead.models.model_calls import call_model, outside_inference
 from clearhead.models.origins.find import agree, batched
 from clearhead.models.recordings.attention_call import AttentionCall
 from clearhead.models.recordings.call import Call
@@ -171,7 +171,7 @@ def logit_attribution(
     function that is not linear behind the last block, such as the GELU in the head of a masked language model, has its
     slope of this run: it warns that the parts do not add up.
     `model`: in eval mode, whose output has `logits`, (B, L, V) or (B, V), or is a tensor of that shape. `inputs`: as
-    for `assert_attends`. `token`: the number of the logit, one for all sequences or one for each. `against`: a second
+    for `audit`. `token`: the number of the logit, one for all sequences or one for each. `against`: a second
     one: the difference of the two logits is attributed. `position`: which of the L outputs is looked at, one for all
     sequences or one for each; of texts that are padded on the right, `attention_mask.sum(1) - 1`. Several answers to
     one text are asked for by two dimensions in any of the three, (B, K), or (1, K) for all sequences: the whole of a
@@ -252,7 +252,7 @@ def _attributions(
     with torch.enable_grad(), watch_own(model, values=True) as seen:
         frozen = Frozen(model, before, seen)
         with Uninterrupted(frozen.hooked):
-            output = ran(model, inputs)
+            output = call_model(model, inputs)
         logits = frozen.before_cap(logits_of(output))
         for metric in () if "position" in several else metrics:
             refuse_padding(metric, model, inputs, output)

@@ -14,9 +14,9 @@ from clearhead.base.errors import ClearheadError
 from clearhead.base.output.text import listed
 from clearhead.base.selected import items_of
 from clearhead.base.torch_state.torch_private import tree_map_only
-from clearhead.models.checks import run
 from clearhead.models.edits.base import Edit
 from clearhead.models.edits.edit import edit_own
+from clearhead.models.model_calls import call_without_grad
 from clearhead.models.recordings.attention_call import AttentionCall
 
 PLAIN = (Tensor, int, float, str, type(None), torch.dtype, torch.device)  # inputs that can be repeated, or shared
@@ -60,7 +60,7 @@ def measured(model: nn.Module, cells: Sequence[Sequence[Edit]], inputs: Any, met
             mine.sequences = slice(place * count, (place + 1) * count) if len(cells) > 1 else slice(None)
             edits.append(mine)
     with edit_own(model, edits):
-        output = run(model, inputs if len(cells) == 1 else _repeated(inputs, count, len(cells)))
+        output = call_without_grad(model, inputs if len(cells) == 1 else _repeated(inputs, count, len(cells)))
     outputs = [output] if len(cells) == 1 else (_split(output, count, len(cells), n) for n in range(len(cells)))
     return [float(number_of(metric, one).detach()) for one in outputs]
 

@@ -14,7 +14,7 @@ from clearhead.base.output.text import brief, with_outline
 from clearhead.base.selected import numbers_of
 from clearhead.explanation.modules.projection import Linear
 from clearhead.inspection.low_rank import LowRank
-from clearhead.models.checks import run
+from clearhead.models.model_calls import call_without_grad
 from clearhead.models.origins.chain import Places
 from clearhead.models.origins.find import SIDES, find
 from clearhead.models.origins.ran import check_unwritten, is_plain, layer_of
@@ -46,7 +46,7 @@ def circuits(model: nn.Module | Recording, inputs: object = None) -> Circuits:
 
     Formulas: QK = W_Qᵀ W_K, so that a score is x_qᵀ · QK · x_k · scale for the layer's inputs x; OV = W_O W_V, so that
     the head adds Σ_j w_ij · OV · x_j to its layer's output. Biases are beside the weights in `projections`.
-    `model`: any model that `watch` recognises. `inputs`: as for `assert_attends`; any short input of the model serves,
+    `model`: any model that `watch` recognises. `inputs`: as for `audit`; any short input of the model serves,
     for it says only which layers made and read which numbers. The model runs once on it, without gradients. Or `model`
     is a `Recording` of `watch(model, values=True)`, without `inputs`, while the model still has the weights that it
     had. The layers are found by the numbers that they gave, not by their names, as `explain` finds them. Gives
@@ -67,7 +67,7 @@ def circuits(model: nn.Module | Recording, inputs: object = None) -> Circuits:
         got = type(model).__name__ + ("" if inputs is None else f" and inputs, a {type(inputs).__name__}")
         raise ClearheadError(f"circuits takes a model and inputs, or a recording alone, circuits(seen); got a {got}.")
     with watch_own(model, values=True) as seen:
-        run(model, inputs)
+        call_without_grad(model, inputs)
     return Circuits(seen, {**dict(model.named_modules()), type(model).__name__: model})
 
 

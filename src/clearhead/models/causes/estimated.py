@@ -19,7 +19,6 @@ from clearhead.base.torch_state.mode import get_mode
 from clearhead.models.causes.cells import Over, cells_of, checked_sides, edits_of, measured, number_of, sequences_of
 from clearhead.models.causes.metrics import refuse_padding
 from clearhead.models.causes.sweep import Sweep, names_of, sweep_of
-from clearhead.models.checks import outside_inference, ran
 from clearhead.models.edits.base import Edit
 from clearhead.models.edits.changed import Change, changes, computing
 from clearhead.models.edits.edit import Editor, refuse_edited
@@ -29,6 +28,7 @@ from clearhead.models.interception.intercepted_call import InterceptedCall
 from clearhead.models.interception.layers import Site
 from clearhead.models.interception.place import Place
 from clearhead.models.interception.refused import validate_model
+from clearhead.models.model_calls import call_model, outside_inference
 from clearhead.models.watch import watch_own
 from clearhead.problem.problem import Problem
 from clearhead.problem.record import copied, record
@@ -88,7 +88,7 @@ def attribution_patching(
     with torch.inference_mode(False), torch.enable_grad():
         inputs = outside_inference(inputs)
         with watch_own(model) as seen, Uninterrupted(lambda: intercept(probe, innermost=True)):
-            output = ran(model, inputs)
+            output = call_model(model, inputs)
             refuse_padding(metric, model, inputs, output)
             plain = number_of(metric, output)
     grads = probe.gradients(plain)

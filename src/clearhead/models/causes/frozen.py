@@ -17,7 +17,7 @@ from clearhead.base.managers import Delayed
 from clearhead.base.torch_state.torch_private import parts_of, tree_map_only
 from clearhead.explanation.modules.projection import Linear, Norm
 from clearhead.models.causes.metrics import at_position
-from clearhead.models.checks import run
+from clearhead.models.model_calls import call_without_grad
 from clearhead.models.origins.called import CalledLayer
 from clearhead.models.origins.find import given_heads, near
 from clearhead.models.origins.ran import kind_of, layer_of
@@ -59,7 +59,7 @@ def first_run(model: nn.Module, inputs: Any) -> First:
             for name, module in model.named_modules():
                 if kind_of(module) is Linear:
                     stack.callback(module.register_forward_pre_hook(hook(name)).remove)
-        run(model, inputs)
+        call_without_grad(model, inputs)
     return First(seen, *ran[-1])
 
 

@@ -19,8 +19,8 @@ from clearhead.base.output.text import listed
 from clearhead.models.causes.cells import Over, cells_of, checked_sides, edits_of, measured, number_of, sequences_of
 from clearhead.models.causes.kept import Kept
 from clearhead.models.causes.metrics import refuse_padding
-from clearhead.models.checks import run
 from clearhead.models.edits.base import Edit
+from clearhead.models.model_calls import call_without_grad
 from clearhead.models.recordings.calls import HeadNumbers
 from clearhead.models.surveys.run import bar
 from clearhead.models.table import Table
@@ -131,7 +131,7 @@ def sweep(
 
     `make_edit`: a function of the cell's `layer`, `head` and `position`, whichever `over` names, as keywords; it gives
     an edit, or a list of edits. A layer is its number, or its name where the model has several stacks. `inputs`: as for
-    `assert_attends`. `metric`: a function of the model's output that gives a number, or one for each sequence, whose
+    `audit`. `metric`: a function of the model's output that gives a number, or one for each sequence, whose
     mean counts: `logit_difference`, `kl`, `next_token_loss`, or your own, which may have attributes `name` and `unit`.
     `over`: one or several of "layer", "head" and "position", a query's; layers and heads are those of the model's
     attention calls on these inputs.
@@ -155,7 +155,7 @@ def sweep(
     sides = checked_sides(over, "sweep")
     batch = check_count(batch, 1, "sweep: batch")
     with watch_own(model) as seen:
-        output = run(model, inputs)
+        output = call_without_grad(model, inputs)
     refuse_padding(metric, model, inputs, output)
     plain = float(number_of(metric, output).detach())
     cells = list(cells_of(seen.calls, sides))

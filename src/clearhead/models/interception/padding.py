@@ -115,28 +115,30 @@ def checked(padding: Any) -> Tensor:
     readable = mask.layout == torch.strided and not has_no_values(mask) and not mask.is_complex()
     if not readable or mask.ndim != 2 or not bool((mask.double() >= 0).all()):
         raise ClearheadError(
-            f"watch: padding has dtype {mask.dtype}, shape {tuple(mask.shape)}; expected a tokenizer's attention mask, "
+            f"padding has dtype {mask.dtype}, shape {tuple(mask.shape)}; expected a tokenizer's attention mask, "
             "(B, L), 1 or more for a word and 0 for padding."
         )
     return mask != 0
 
 
-def of_call(told: Told, kind: str, problem: Problem, uniform: Tensor | None, filled: int) -> Words | None:
+def of_call(
+    told: Told, kind: str, problem: Problem, uniform: Tensor | None, filled: int, infers: bool = True
+) -> Words | None:
     """The padding of one call, by the mask given to the model if it fits the call, else by the call's own mask.
 
     Cross attention without a mask sees the padding of its source. `uniform`: see `AttentionCall`. `filled`: how many
-    keys are in use; behind them stand the empty slots of a static cache.
+    keys are in use; behind them stand the empty slots of a static cache. `infers`: whether the call's own mask counts.
     """
     sizes = problem.sizes
     batch, _, queries, keys = sizes.shape
     if kind == "cross":
         sides = (told.own, queries), (told.source, keys)
         own, source = (None if t is None or t.shape != (batch, length) else t for t, length in sides)
-        return _real(own, _unhidden(problem, uniform, kind, keys) if source is None else source, sizes)
+        return _real(own, _unhidden(problem, uniform, kind, keys) if source is None and infers else source, sizes)
     if (problem.visible, problem.bias, uniform) == (None, None, None):
         return None  # a sequence of the same length, such as the patches of an image
     found = _of_sequence(told.own, problem, uniform)
-    if found is None and queries == filled:  # a few queries may have other reasons not to see a key of a cache
+    if infers and found is None and queries == filled:  # a few queries may not see a key of a cache for other reasons
         words = _unhidden(problem, uniform, kind, filled)
         if words is not None and not bool(words.all()):
             found = _real(words, F.pad(words, (0, keys - filled)), sizes)

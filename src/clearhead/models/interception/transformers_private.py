@@ -27,11 +27,6 @@ def _read(owner: Any, name: str) -> Any:
     return found
 
 
-def has_backend(config: Any) -> bool:
-    """Whether a configuration says which backend its model runs on."""
-    return getattr(config, "_attn_implementation", ABSENT) is not ABSENT
-
-
 def backend_of(config: Any) -> Any:
     """The name of the backend that a model with this configuration runs on."""
     return _read(config, "PreTrainedConfig._attn_implementation")
@@ -40,12 +35,6 @@ def backend_of(config: Any) -> Any:
 def named_backend(config: Any) -> Any:
     """The name of that backend; None where it is not known, or where there is no configuration."""
     return getattr(config, "_attn_implementation", None)
-
-
-def set_backend(config: Any, name: Any) -> None:
-    """Write into a configuration that its model runs on this backend."""
-    backend_of(config)
-    config._attn_implementation = name
 
 
 def takes_backends(model: Any) -> bool:

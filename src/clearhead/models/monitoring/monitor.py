@@ -157,7 +157,7 @@ class Monitor:
 
     def diagnose(self) -> Diagnosis:
         """Heads whose entropy collapses over the monitored steps: see `clearhead.diagnose`."""
-        return Diagnosis(entropy_collapse.collapsed(self.table()), [entropy_collapse.LOOKS_FOR])
+        return Diagnosis(entropy_collapse.collapsed(self.table()), ["masks", "outputs"])
 
     def remove(self) -> None:
         """End the monitor; its rows stay. Compiled code that contains it is compiled anew when it next runs.

@@ -171,7 +171,7 @@ class Recorder(ModelHandler):
         problem, name, kind = record.problem, site.name, site.kind
         sizes = problem.sizes
         in_use = sizes.keys if kind == "cross" else filled(problem, uniform, innermost)
-        padding = padding_of(innermost.told, kind, problem, uniform, in_use)
+        padding = padding_of(innermost.told, kind, problem, uniform, in_use, infers=not self.asked.audited)
         if self.padding is not None and fits(self.padding, kind, sizes):
             self.fitted = True
             own = innermost.told.own
@@ -225,7 +225,7 @@ class Recorder(ModelHandler):
         looks: list[Callable[[Any], None]] = []
         if outcome is not None and self.copies:
             looks.append(outcome.of(place, self.asked.gradients))
-        compares = self.asked.compares and change is None and not dropped and site not in self.departures
+        compares = not self.asked.audited and change is None and not dropped and site not in self.departures
         if compares and given.foreign:
             looks.append(uncompiled(partial(self._compare, site, call, place, given.value)))
         given.state = (site, looks) if looks else None

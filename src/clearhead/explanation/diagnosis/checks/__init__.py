@@ -2,6 +2,7 @@
 
 from clearhead.explanation.diagnosis.case import Check
 from clearhead.explanation.diagnosis.checks import axes, heads, masks, not_finite
+from clearhead.explanation.diagnosis.checks.formula import OtherFormula
 from clearhead.explanation.diagnosis.checks.opposite_mask import OppositeMask
 from clearhead.explanation.diagnosis.checks.precision import Precision
 from clearhead.explanation.diagnosis.checks.scale import Scale
@@ -27,5 +28,6 @@ CHECKS: tuple[Check, ...] = (
     heads.Uniform(),
     heads.OneKey(),
     heads.ZeroValues(),
+    OtherFormula(),
     Precision(),
 )

@@ -30,7 +30,6 @@ class NotTransposed(Check):
     """
 
     name = "heads without the transposition"
-    looks_for = "heads that were reshaped without the transposition, where memory or the means of heads show it"
 
     def find(self, case: Case) -> Findings:
         for name, tensor in case.inputs.items():
@@ -95,7 +94,6 @@ class LengthSecond(Check):
     """
 
     name = "length and heads exchanged"
-    looks_for = "length and heads exchanged, (B, L, H, D), where there are far more heads than positions"
 
     def find(self, case: Case) -> Findings:
         query, key = case.inputs["query"], case.inputs["key"]
@@ -121,7 +119,6 @@ class BatchFirst(Check):
     """
 
     name = "length and batch exchanged"
-    looks_for = "length and batch exchanged (batch_first), where a first token, padding or a short axis shows it"
 
     def find(self, case: Case) -> Findings:
         looked: set[int] = set()

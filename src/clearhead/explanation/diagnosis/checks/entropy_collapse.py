@@ -8,7 +8,6 @@ from typing import Any
 from clearhead.explanation.diagnosis.diagnosis import Finding
 
 NAME, LOST = "entropy collapse", "no numbers"
-LOOKS_FOR = "entropies that fall towards 0 over the steps, or are no numbers at the end"
 LEAST = 3  # monitored steps
 FALLEN = 0.1  # of the largest entropy before
 LOW = 0.2  # nats: 1.2 effective keys

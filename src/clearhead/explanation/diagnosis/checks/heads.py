@@ -18,7 +18,6 @@ class Saturation(Check):
     """
 
     name = "saturation"
-    looks_for = "largest weights above 0.99"
 
     def find(self, case: Case) -> Findings:
         rows, choosing = case.rows, case.rows.choosing
@@ -46,7 +45,6 @@ class FewKeys(Check):
     """
 
     name = "few effective keys"
-    looks_for = "softmaxes over hardly more than one key"
 
     def find(self, case: Case) -> Findings:
         rows = case.rows
@@ -74,7 +72,6 @@ class Uniform(Check):
     """
 
     name = "uniform heads"
-    looks_for = "uniform weights"
 
     def find(self, case: Case) -> Findings:
         rows, choosing = case.rows, case.rows.choosing
@@ -99,7 +96,6 @@ class OneKey(Check):
     """
 
     name = "heads that do nothing"
-    looks_for = "heads that send all queries to one key or sink"
 
     def find(self, case: Case) -> Findings:
         rows, choosing = case.rows, case.rows.choosing
@@ -131,7 +127,6 @@ class ZeroValues(Check):
     """
 
     name = "values of 0"
-    looks_for = "heads whose values are all 0"
 
     def find(self, case: Case) -> Findings:
         value = case.inputs.get("value")

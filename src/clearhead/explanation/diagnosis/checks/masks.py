@@ -19,7 +19,6 @@ class ZerosAndOnes(Check):
     """
 
     name = "a mask of 0 and 1"
-    looks_for = "float masks of 0 and 1, which hide nothing"
 
     def find(self, case: Case) -> Findings:
         for name in case.as_mask:
@@ -45,7 +44,6 @@ class UnequalLengths(Check):
     """
 
     name = "positions of unequal lengths"
-    looks_for = "causal masks of unequal lengths"
 
     def find(self, case: Case) -> Findings:
         queries, keys = case.shape[2:]
@@ -79,7 +77,6 @@ class PaddingAttended(Check):
     """
 
     name = "padding attended"
-    looks_for = "words that see padding"
 
     def find(self, case: Case) -> Findings:
         words = case.words.keys
@@ -116,7 +113,6 @@ class SeesNothing(Check):
     """
 
     name = "queries that see nothing"
-    looks_for = "queries that see nothing"
 
     def find(self, case: Case) -> Findings:
         blind = ~case.seen[1] & case.real
@@ -153,7 +149,6 @@ class FiniteFill(Check):
     """
 
     name = "a finite fill"
-    looks_for = "finite fills, such as -1e9, that overflow or leave a query all keys"
 
     def find(self, case: Case) -> Findings:
         remedy = "Use −∞, or a bool mask (True: may attend), which says the same in every dtype."
@@ -190,7 +185,6 @@ class AllTrue(Check):
     """
 
     name = "a mask that is all true"
-    looks_for = "masks that do nothing"
 
     def find(self, case: Case) -> Findings:
         queries, keys = case.shape[2:]

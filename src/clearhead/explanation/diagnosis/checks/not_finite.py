@@ -23,7 +23,6 @@ class BrokenParameters(Check):
     """
 
     name = "parameters that are not finite"
-    looks_for = "NaN and infinity in the parameters of a module or a score"
 
     def find(self, case: Case) -> Findings:
         for name, tensor in case.broken.items():
@@ -47,7 +46,6 @@ class NotFinite(Check):
     """
 
     name = "inputs that are not finite"
-    looks_for = "NaN and infinity in the inputs"
 
     def find(self, case: Case) -> Findings:
         told = case.given_finite and case.broken  # parameters made these numbers, and are named by a check of their own
@@ -98,7 +96,6 @@ class SdpaLeak(Check):
     """
 
     name = "NaN behind the mask"
-    looks_for = "masked NaN that SDPA would leak"
 
     def find(self, case: Case) -> Findings:
         if bool((case.extent.allowed == case.shape[3]).all()):
@@ -128,7 +125,6 @@ class HiddenPairs(Check):
     """
 
     name = "a function that is NaN behind the mask"
-    looks_for = "functions of scores and biases that give NaN where the mask hides a pair"
 
     def find(self, case: Case) -> Findings:
         problem, scores, spans = case.problem, case.problem.scores, case.problem.spans

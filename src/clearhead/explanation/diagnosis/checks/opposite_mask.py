@@ -35,7 +35,6 @@ class OppositeMask(Check):
     """
 
     name = "a mask of the opposite polarity"
-    looks_for = "a mask of the opposite polarity"
 
     def find(self, case: Case) -> Findings:
         spans = case.problem.spans

@@ -25,16 +25,14 @@ MOST = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 1e-4}
 
 
 class Precision(Check):
-    """The output of some queries, compared to clearhead's output from the same inputs in float64.
+    """clearhead's output of some queries, compared to its output from the same inputs in float64.
 
     The error is the largest difference as a part of the largest value. It is a warning above 4e-3 in float16 and 3e-2
     in bfloat16 (eight roundings of an output), and above 1e-4 in float32 (a thousand roundings). In float16 and
-    bfloat16 a smaller error is a note. For a recorded call with values, and without dropout, the model's own output is
-    judged, beside the formula's times the factor of an edit that multiplied weights.
+    bfloat16 a smaller error is a note.
     """
 
     name = "precision"
-    looks_for = "errors against float64"
 
     def find(self, case: Case) -> Findings:
         value, dtype = case.inputs.get("value"), case.inputs["query"].dtype
@@ -48,35 +46,21 @@ class Precision(Check):
         largest = float(value.masked_fill(~value.isfinite(), 0.0).abs().max())
         if not largest or not bool(counted.any()):
             return
-
-        def error_of(output: Tensor) -> float:
-            return float((output.double() - exact).abs().amax(-1).masked_fill(~counted, 0.0).max()) / largest
-
         own = run(part, choose(part, None), None)
-        if case.factor is not None:
-            times = case.factor[region.batch, :, region.queries, None]
-            exact, own = exact * times.double(), own * times.to(own.dtype)
-        computed = error_of(own)
-        error = computed if case.output is None else error_of(case.output[region.batch, :, region.queries])
+        error = float((own.double() - exact).abs().amax(-1).masked_fill(~counted, 0.0).max()) / largest
         most, name = MOST[dtype], str(dtype).removeprefix("torch.")
         if error <= most and dtype == torch.float32:
             return
-        if error <= most:
-            remedy = "Nothing: this is rounding."
-        elif computed <= most:
-            remedy = (
-                f"clearhead's own error is {computed:.2g}, so it is not the dtype: the backend computes something "
-                "else, or the output was edited. ch.models.compare_backends holds a model's backends to the formula."
-            )
-        else:
+        remedy = "Nothing: this is rounding."
+        if error > most:
             remedy = (
                 "Compute this call in float32 or float64; normalise queries and keys, or take out an offset that all "
                 "keys share: large scores lose the digits that tell keys apart."
             )
         yield self.finding(
             "note" if error <= most else "warning",
-            f"In {name} the output differs from that in float64 by {error:.2g} of the largest value, {largest:.3g}, "
-            f"in {int(counted.sum())} rows that were computed again; {most:.0e} is what rounding explains.",
+            f"In {name} clearhead's output of {int(counted.sum())} rows differs from that in float64 by {error:.2g} of "
+            f"the largest value, {largest:.3g}; {most:.0e} is what rounding explains.",
             remedy,
         )
 

@@ -30,7 +30,6 @@ class Scale(Check):
     """
 
     name = "the scale"
-    looks_for = "a scale that is missing or applied twice, by the spread of the scores"
 
     def find(self, case: Case) -> Findings:
         spread, width = float(case.spread.nanmedian()), case.inputs["query"].shape[-1]

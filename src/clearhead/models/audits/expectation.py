@@ -1,0 +1,184 @@
+"""What is expected of a model: the mask of each attention call, and the inputs that may influence each output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clearhead.base.arrays import to_tensor
+from clearhead.base.errors import ClearheadError
+from clearhead.base.output.text import said
+from clearhead.base.shapes import Sizes
+from clearhead.masks.base import Mask
+from clearhead.masks.dense import DenseMask
+from clearhead.masks.first_keys import FirstKeys
+from clearhead.masks.padding import Padding
+from clearhead.models.audits.reachability import AllowedPairs, CrossReachability, Reachability
+from clearhead.models.recordings.attention_call import AttentionCall
+from clearhead.models.recordings.calls import chosen_calls
+
+EVERY_KEY = ~FirstKeys(0)
+One = Mask | Tensor | np.ndarray | Callable[[AttentionCall], Any] | None
+Expected = One | Mapping[str, One] | Mapping[int | str, One]
+
+
+class Expectation:
+    """The masks that are expected of a model's attention, for one batch.
+
+    `tokens`: the outputs that count, bool (B, L), False for padding. `encoder_tokens`: the same of the encoder's
+    inputs, where the outputs are a decoder's. `calls`: the recorded attention calls, each with its expected mask;
+    empty where the calls of the model cannot be recorded.
+    """
+
+    def __init__(
+        self, expected: Expected, tokens: Tensor, encoder_tokens: Tensor | None, calls: Sequence[AttentionCall]
+    ) -> None:
+        self._expected, self.tokens, self.encoder_tokens = expected, tokens, encoder_tokens
+        self.calls = pair_with_masks(calls, expected) if calls else []
+        self._pairs: dict[Any, AllowedPairs] = {}  # by the id of a mask, which `calls` or `expected` keeps alive
+
+    @property
+    def text(self) -> str:
+        """The expected mask in words."""
+        return describe_mask(self._expected)
+
+    def find_reach(self) -> Reachability:
+        """The inputs that may influence each output, through all layers of self attention.
+
+        Where the number of layers is not known, through any number of them.
+        """
+        masks = [
+            mask for call, mask in self.calls if self._is_whole(call, self.tokens) and not self._is_in_encoder(call)
+        ]
+        if masks:
+            return Reachability([self._make_pairs(mask, self.tokens, self.tokens) for mask in masks])
+        return Reachability([self._make_pairs(self._single_mask(), self.tokens, self.tokens)], unlimited=True)
+
+    def find_encoder_reach(self) -> CrossReachability | None:
+        """The inputs of the encoder that may influence each output of the decoder; None without all calls."""
+        encoder = self.encoder_tokens
+        assert encoder is not None
+        inside = [m for c, m in self.calls if self._is_in_encoder(c) and self._is_whole(c, encoder)]
+        own = [m for c, m in self.calls if not self._is_in_encoder(c) and self._is_whole(c, self.tokens)]
+        cross = [m for c, m in self.calls if c.kind == "cross" and c.shape[3] == encoder.shape[1]]
+        if not cross or len(cross) != len(own):
+            return None
+        layers = [
+            (self._make_pairs(one, self.tokens, self.tokens), self._make_pairs(other, self.tokens, encoder))
+            for one, other in zip(own, cross, strict=True)
+        ]
+        reach = Reachability([self._make_pairs(mask, encoder, encoder) for mask in inside])
+        return CrossReachability(reach, layers, (encoder.shape[1], self.tokens.shape[1]))
+
+    def find_reach_of_block(self, name: str, shape: torch.Size) -> tuple[Reachability, Tensor] | None:
+        """The reach inside one block of the model, by its name, and its tokens; None where no mask is expected of it.
+
+        `shape`: (B, L) of the hidden states.
+        """
+        both = [tokens for tokens in (self.tokens, self.encoder_tokens) if tokens is not None and tokens.shape == shape]
+        if len(both) == 2:  # an encoder's block and a decoder's block have one shape
+            both = both[1:] if any(self._is_in_encoder(c) for c, _ in self._find_calls(name)) else both[:1]
+        if not both:
+            return None
+        (tokens,) = both
+        inside = [mask for call, mask in self._find_calls(name) if self._is_whole(call, tokens)]
+        if inside:
+            return Reachability([self._make_pairs(mask, tokens, tokens) for mask in inside]), tokens
+        by_call = callable(self._expected) and not isinstance(self._expected, Mask)
+        if isinstance(self._expected, Mapping) or by_call:
+            return None
+        return Reachability([self._make_pairs(self._single_mask(), tokens, tokens)]), tokens
+
+    def _find_calls(self, name: str) -> list[tuple[AttentionCall, Mask]]:
+        """The calls inside a block."""
+        return [(call, mask) for call, mask in self.calls if call.name.startswith(f"{name}.")]
+
+    def _is_in_encoder(self, call: AttentionCall) -> bool:
+        """Whether a call is in the encoder of an encoder-decoder."""
+        parts = call.layer.stack.split(".")  # such as "text_encoder", or "encoder.text_model"
+        return self.encoder_tokens is not None and any(part.endswith("encoder") for part in parts)
+
+    def _is_whole(self, call: AttentionCall, tokens: Tensor) -> bool:
+        """Whether a call is self attention of the whole sequence."""
+        batch, length = tokens.shape
+        return call.kind == "self" and call.shape[0] == batch and call.shape[2:] == (length, length)
+
+    def _single_mask(self) -> Mask:
+        """The mask that is expected of every layer."""
+        expected = self._expected
+        if isinstance(expected, Mask):
+            return expected
+        if isinstance(expected, Tensor | np.ndarray):
+            pairs = torch.as_tensor(expected)
+            return DenseMask(pairs.any(1, keepdim=True) if pairs.ndim == 4 else pairs)  # of any head
+        if expected is None:
+            return EVERY_KEY
+        raise ClearheadError(
+            f"audit: the mask is a {type(expected).__name__} by call, and no call of the outputs' length is recorded.\n"
+            "Pass one Mask, such as ch.Causal()."
+        )
+
+    def _make_pairs(self, mask: Mask, queries: Tensor, keys: Tensor) -> AllowedPairs:
+        """The allowed pairs of a mask for tokens (B, Lq) and (B, Lk); padding is no key."""
+        which = id(mask), id(queries), id(keys)
+        if which not in self._pairs:
+            heads = max((call.shape[1] for call, _ in self.calls), default=1)
+            sizes = Sizes(len(queries), heads, queries.shape[1], keys.shape[1], align="lower_right")
+            padded = mask if bool(keys.all()) else mask & Padding(keys)
+            self._pairs[which] = AllowedPairs.from_mask(padded, sizes)
+        return self._pairs[which]
+
+
+def describe_mask(expected: Expected) -> str:
+    """An expected mask in a few words."""
+    if expected is EVERY_KEY:
+        return "every key"
+    if isinstance(expected, Mask):
+        return said(expected, expected.title)
+    if isinstance(expected, Tensor | np.ndarray):
+        return f"a mask of shape {tuple(expected.shape)}"
+    return "every key" if expected is None else "a mask for each call" if callable(expected) else "masks by layer"
+
+
+def pair_with_masks(calls: Sequence[AttentionCall], expected: Any) -> list[tuple[AttentionCall, Mask]]:
+    """The calls that have an expected mask, each with its mask; equal expectations give one object."""
+    made: dict[Any, tuple[Any, Mask]] = {}
+    if not isinstance(expected, Mapping):
+        return [(call, _mask(expected, call, made)) for call in calls]
+    numbers = [(_find_calls(calls, which), mask) for which, mask in expected.items()]
+    each = [[mask for some, mask in numbers if number in some] for number in range(len(calls))]
+    return [(call, _mask(masks[0], call, made)) for call, masks in zip(calls, each, strict=True) if masks]
+
+
+def _find_calls(calls: Sequence[AttentionCall], which: Any) -> set[int]:
+    """The numbers of the calls that "encoder", "decoder", "cross", or a layer names."""
+    kinds = [call.layer.stack.split(".") if call.kind == "self" else [call.kind] for call in calls]
+    found = {number for number, names in enumerate(kinds) if which in names}
+    return found or set(chosen_calls(calls, which, "audit"))
+
+
+def _mask(expected: Any, call: AttentionCall, made: dict[Any, tuple[Any, Mask]]) -> Mask:
+    if not isinstance(expected, Mask | type) and callable(expected):
+        expected = expected(call)
+    if isinstance(expected, Mask):
+        return expected
+    sizes = call.problem.sizes
+    if expected is None:
+        return EVERY_KEY
+    if not isinstance(expected, Tensor | np.ndarray):
+        raise ClearheadError(
+            f"audit: {expected!r:.60} is expected of {call.name}.\nPass a Mask, such as ch.Causal(), a bool tensor "
+            "(True: may attend), None for every key, a function of the call that returns one, or a dict by layer."
+        )
+    queries, keys = sizes.queries, sizes.keys
+    key = (id(expected), queries, keys)
+    if key not in made:  # `expected` is kept, so that no other object can have its id
+        keep = to_tensor(expected, "expected")
+        if keep.ndim > 1 and keep.shape[-1] == keep.shape[-2] and keep.shape[-1] >= keys >= queries:  # a whole sequence
+            keep = keep[..., keys - queries : keys, :keys]
+        made[key] = expected, DenseMask(keep)
+    return made[key][1]
