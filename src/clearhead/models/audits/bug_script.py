@@ -12,7 +12,8 @@ from torch import Tensor
 from clearhead.base.errors import ClearheadError
 from clearhead.models.audits.arguments import Model
 from clearhead.models.audits.audit_report import AuditReport
-from clearhead.models.audits.audited_model import AuditedModel, find_inputs, unwrap_model
+from clearhead.models.audits.audited_model import AuditedModel, unwrap_model
+from clearhead.models.audits.batches import find_inputs
 from clearhead.models.interception.transformers_private import named_backend
 
 MOST_NUMBERS = 4096  # of a float tensor that is written out; a longer one is random
