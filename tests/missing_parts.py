@@ -102,6 +102,15 @@ def learnt_score(ch):
 
 
 @use
+def bug_script(ch):
+    model, batch = llama(), {"input_ids": IDS}
+    report = ch.audit(model, batch, ch.Causal() & ch.Documents.from_lengths([2, 4]), level="outputs")
+    lines = {}
+    exec(ch.models.make_bug_script(report, model, batch).rpartition("\n")[0], lines)
+    return lines["after"]
+
+
+@use
 def converted_bias(ch):
     return ch.attention(*inputs(), bias=ch.ALiBi(2).double().float())
 

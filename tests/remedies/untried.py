@@ -10,7 +10,7 @@ UNTRIED = {
     ],
     "It is in a report of an audit, no message: tests/audits/test_audit.py follows it": [
         "models/audits/audited_model.py: dropout is on: call model.eval()",
-        "models/audits/given.py: a bool mask that the backend adds to the scores as 0 and 1: pass floats, 0 and −inf, or use sdpa.",
+        "models/audits/given.py: a mask of 0 and 1 that is added to the scores: pass floats, 0 and −inf, or a bool mask to sdpa.",
     ],
     "It asks for an answer to an exercise, which it does not know": [
         "exercises/answers.py: {}: not answered yet. Write your lines in place of the dots, or of None.",

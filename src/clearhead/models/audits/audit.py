@@ -23,14 +23,8 @@ from clearhead.models.audits.arguments import (
     validate_level,
 )
 from clearhead.models.audits.audit_report import AuditReport, AuditTest, Level
-from clearhead.models.audits.audited_model import (
-    DECODER_INPUTS,
-    DROPOUT,
-    AuditedModel,
-    find_inputs,
-    repeatable,
-    share_batch,
-)
+from clearhead.models.audits.audited_model import DROPOUT, AuditedModel, repeatable
+from clearhead.models.audits.batches import DECODER_INPUTS, find_inputs, share_batch
 from clearhead.models.audits.blocks import Block, record_blocks
 from clearhead.models.audits.computed import audit_computed
 from clearhead.models.audits.expectation import Expectation, Expected, describe_mask, pair_with_masks

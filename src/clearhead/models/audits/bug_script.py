@@ -12,8 +12,9 @@ from torch import Tensor
 from clearhead.base.errors import ClearheadError
 from clearhead.models.audits.arguments import Model
 from clearhead.models.audits.audit_report import AuditReport
-from clearhead.models.audits.audited_model import AuditedModel, find_inputs, unwrap_model
-from clearhead.models.interception.transformers_private import named_backend
+from clearhead.models.audits.audited_model import AuditedModel, unwrap_model
+from clearhead.models.audits.batches import find_inputs
+from clearhead.models.interception.transformers_private import backend_of
 
 MOST_NUMBERS = 4096  # of a float tensor that is written out; a longer one is random
 
@@ -82,7 +83,7 @@ def _make_model(model: Any) -> list[str]:
         return [f"model = ...  # a {kind}, in eval mode"]
     left_out = ("transformers_version", "architectures", "dtype", "model_type")
     settings = {key: value for key, value in config.to_diff_dict().items() if key not in left_out and key[0] != "_"}
-    given = {**settings, "attn_implementation": named_backend(config)}
+    given = {**settings, "attn_implementation": backend_of(config)}
     return [
         f"from transformers import {type(config).__name__}, {kind}",
         "torch.manual_seed(0)",

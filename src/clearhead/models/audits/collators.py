@@ -17,7 +17,7 @@ from clearhead.masks.documents import Documents
 from clearhead.models.audits.arguments import Model
 from clearhead.models.audits.audit import audit, raise_findings
 from clearhead.models.audits.audit_report import AuditFinding, AuditReport, AuditTest, Level
-from clearhead.models.audits.audited_model import share_batch
+from clearhead.models.audits.batches import share_batch
 
 IGNORED = -100  # the label of a position that the loss leaves out
 Example = Mapping[str, Any]

@@ -230,7 +230,7 @@ def _describe(call: AttentionCall, expected: Mask, what: str, row: WorstRow) -> 
 
 
 CAUSES = {  # what differs, by the code of the finding
-    "mask-added": "a bool mask that the backend adds to the scores as 0 and 1: pass floats, 0 and −inf, or use sdpa.",
+    "mask-added": "a mask of 0 and 1 that is added to the scores: pass floats, 0 and −inf, or a bool mask to sdpa.",
     "mask-inverted": "a mask of the opposite meaning. True means 'may attend' to SDPA and transformers, and 'may not' "
     "to the masks of torch.nn's modules.",
     "causal-upper-left": "a causal mask aligned at the upper left, as is_causal=True of SDPA; or the empty slots of a "

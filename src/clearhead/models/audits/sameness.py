@@ -10,13 +10,8 @@ from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
 from clearhead.models.audits.audit_report import AuditFinding, AuditTest, describe_error
-from clearhead.models.audits.audited_model import (
-    DECODER_INPUTS,
-    DROPOUT,
-    AuditedModel,
-    find_output,
-    repeatable,
-)
+from clearhead.models.audits.audited_model import DROPOUT, AuditedModel, find_output, repeatable
+from clearhead.models.audits.batches import DECODER_INPUTS
 from clearhead.models.audits.movement import measure_distance, measure_size
 from clearhead.models.audits.probes import Positions
 from clearhead.models.model_calls import call_model

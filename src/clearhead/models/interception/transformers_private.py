@@ -11,7 +11,7 @@ from typing import Any
 from clearhead.base.torch_state.private import ABSENT, missing_name
 
 PURPOSES = {
-    "PreTrainedConfig._attn_implementation": "to see and set back the backend that a model runs on",
+    "PreTrainedConfig._attn_implementation": "to see the backend that a model runs on",
     "PreTrainedModel._can_set_attn_implementation": "to see whether a model lets a backend attend",
     "PreTrainedModel._supports_sdpa": "to choose the masks that a model is given on clearhead",
     "utils.output_capturing._active_collector": "to see whether a model was asked for its attentions",
