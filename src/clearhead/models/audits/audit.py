@@ -23,7 +23,7 @@ from clearhead.models.audits.arguments import (
     validate_level,
 )
 from clearhead.models.audits.audit_report import AuditReport, AuditTest, Level
-from clearhead.models.audits.audited_model import DROPOUT, AuditedModel, repeatable
+from clearhead.models.audits.audited_model import DROPOUT, AuditedModel, repeatable, unwrap_model
 from clearhead.models.audits.batches import DECODER_INPUTS, find_inputs, share_batch
 from clearhead.models.audits.blocks import Block, record_blocks
 from clearhead.models.audits.computed import audit_computed
@@ -178,7 +178,10 @@ def _audit_whole(
             return [AuditTest("influence", None, NO_ENCODER_REACH)], {}
         positions = Positions(reach, expectation.tokens, expectation.encoder_tokens)
     else:
-        positions = Positions(expectation.find_reach(), expectation.tokens)
+        own = expectation.find_reach()
+        if own is None:
+            return [AuditTest("influence", None, "no attention call has the length of the outputs")], {}
+        positions = Positions(own, expectation.tokens)
     probes, coverage = choose_probes(positions, PROBES[level], torch.Generator().manual_seed(audited.seed))
     differentiate = partial(_differentiate, audited)
     try:
@@ -221,7 +224,8 @@ def _run_recorded(
     if not isinstance(audited.model, nn.Module):
         return [], [], "the model is a function, whose calls are not recorded"
     model, blocks = uncompiled(audited.model), []
-    if padding is None and isinstance(audited.batch, Mapping):
+    # the models of transformers give their padding to each call, which may have other lengths than the ids
+    if padding is None and isinstance(audited.batch, Mapping) and not hasattr(unwrap_model(model), "config"):
         given = audited.batch.get("attention_mask")
         padding = given if isinstance(given, Tensor) and given.shape == audited.shape else None
     try:

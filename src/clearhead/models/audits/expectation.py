@@ -46,16 +46,19 @@ class Expectation:
         """The expected mask in words."""
         return describe_mask(self._expected)
 
-    def find_reach(self) -> Reachability:
+    def find_reach(self) -> Reachability | None:
         """The inputs that may influence each output, through all layers of self attention.
 
-        Where the number of layers is not known, through any number of them.
+        Where the number of layers is not known, through any number of them. None where a mask is expected by call, and
+        no call has the length of the outputs.
         """
         masks = [
             mask for call, mask in self.calls if self._is_whole(call, self.tokens) and not self._is_in_encoder(call)
         ]
         if masks:
             return Reachability([self._make_pairs(mask, self.tokens, self.tokens) for mask in masks])
+        if self.calls and self._is_expected_by_call():
+            return None
         return Reachability([self._make_pairs(self._single_mask(), self.tokens, self.tokens)], unlimited=True)
 
     def find_encoder_reach(self) -> CrossReachability | None:
@@ -88,10 +91,15 @@ class Expectation:
         inside = [mask for call, mask in self._find_calls(name) if self._is_whole(call, tokens)]
         if inside:
             return Reachability([self._make_pairs(mask, tokens, tokens) for mask in inside]), tokens
-        by_call = callable(self._expected) and not isinstance(self._expected, Mask)
-        if isinstance(self._expected, Mapping) or by_call:
+        if self._is_expected_by_call():
             return None
         return Reachability([self._make_pairs(self._single_mask(), tokens, tokens)]), tokens
+
+    def _is_expected_by_call(self) -> bool:
+        """Whether each call has an expected mask of its own."""
+        return not isinstance(self._expected, Mask) and (
+            callable(self._expected) or isinstance(self._expected, Mapping)
+        )
 
     def _find_calls(self, name: str) -> list[tuple[AttentionCall, Mask]]:
         """The calls inside a block."""
@@ -118,7 +126,7 @@ class Expectation:
         if expected is None:
             return EVERY_KEY
         raise ClearheadError(
-            f"audit: the mask is a {type(expected).__name__} by call, and no call of the outputs' length is recorded.\n"
+            f"audit: the mask is a {type(expected).__name__} by call, and no call of the model is recorded.\n"
             "Pass one Mask, such as ch.Causal()."
         )
 
