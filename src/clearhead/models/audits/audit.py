@@ -41,7 +41,7 @@ from clearhead.models.surveys.run import bar
 from clearhead.models.watch import watch_own
 
 PROBES = {"outputs": 2, "layers": 3, "all": 4}  # that change many inputs, by level
-FORWARDS = {"outputs": 9, "layers": 18, "all": 36}  # about so many, by level
+FORWARDS = {"outputs": 9, "layers": 18, "all": 30}  # about so many, by level
 NO_ENCODER_REACH = "the keys of the cross attention of each layer are not recorded, or no positions of the inputs"
 TESTS = ["given", "computed", "influence", "layer", "gradient", "same"]  # as a report lists them
 
@@ -104,7 +104,7 @@ def audit(
     Raises:
         ClearheadError: If the mask fits no call, the batch has no input to change, or no test could examine the model.
 
-    Cost: 9 forward passes for "outputs"; for "layers" about 18, and a pass over each call's scores; for "all" about 36,
+    Cost: 9 forward passes for "outputs"; for "layers" about 18, and a pass over each call's scores; for "all" about 30,
     some with a backward pass. A bar on a terminal counts them. Memory: the inputs of all blocks and attention calls.
 
     Over several ranks, with `DistributedDataParallel` or FSDP2, call it on every rank: all run the batch of rank 0, and
@@ -130,8 +130,8 @@ def audit(
         expectation = Expectation(mask, tokens, encoder_tokens, calls)
         tests = [audit_given(expectation.calls) if calls else AuditTest("given", None, why)]
         if level != "outputs" and calls:
-            dropped = AuditTest("computed", None, DROPOUT) if first.has_dropout else None
-            tests.append(dropped or audit_computed(expectation.calls))
+            is_random = not first.objection and first.has_dropout
+            tests.append(AuditTest("computed", None, DROPOUT) if is_random else audit_computed(expectation.calls))
         coverage: dict[str, float] = {}
         for audited in (first, *others):
             whole, shares = _audit_whole(audited, expectation, level)
