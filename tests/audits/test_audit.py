@@ -1,6 +1,7 @@
 """`audit` on all that it takes, callables, compiled models, train mode, recordings, vectors; and its report."""
 
 import json
+import weakref
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from audits.faulty_models import (
 )
 from clearhead.models.audits.audit import assert_attends, audit
 from clearhead.models.audits.audited_model import AuditedModel
+from clearhead.models.audits.calls import CallTests
 
 
 def results(report):
@@ -58,6 +60,20 @@ def test_train_mode_with_dropout_is_named_and_no_finding():
     assert "dropout is on: call model.eval()" in str(report)
     assert results(report)["computed"] is results(report)["same"] is None
     assert None not in results(audit(model.eval(), PLAIN, CAUSAL, level="all")).values()
+
+
+def test_an_image_model_in_train_mode_is_audited_by_its_calls_and_blocks():
+    model = make_model("ViT", image_size=16, patch_size=4, attention_probs_dropout_prob=0.1).train()
+    report = audit(model, {"pixel_values": torch.rand(1, 3, 16, 16)}, None)
+    assert report.ok and results(report) == {"given": True, "computed": None, "influence": None, "layer": True}
+
+
+def test_calls_with_dropout_in_a_recording_are_not_compared_with_the_formula():
+    model = make_llama(attention_dropout=0.5).train()
+    with torch.no_grad(), ch.watch(model, values=True) as recording:
+        model(**PLAIN)
+    report = audit(recording, CAUSAL)
+    assert report.ok and results(report) == {"given": True, "computed": None}
 
 
 def test_a_compiled_model_has_the_layers_of_the_model_that_was_compiled():
@@ -370,6 +386,32 @@ def test_a_report_is_the_same_for_the_same_seed_and_is_json():
     one, two = (audit(model, PACKED, IN_DOCUMENTS, level="all", seed=3) for _ in range(2))
     assert one.to_dict() == two.to_dict() and str(one) == str(two)
     assert json.loads(json.dumps(one.to_dict()))["ok"] is False
+
+
+@pytest.mark.parametrize("mask", [CAUSAL, lambda call: CAUSAL], ids=["mask", "function"])
+def test_a_call_is_freed_before_the_next_one_ends(monkeypatch, mask):
+    alive, add = [], CallTests.add
+
+    def add_and_count(tests, call):
+        assert sum(each() is not None for each in alive) == 0
+        alive.extend(weakref.ref(tensor) for tensor in (call.query, call.key, call.value, call.outcome.output))
+        add(tests, call)
+
+    monkeypatch.setattr(CallTests, "add", add_and_count)
+    assert audit(make_llama(), PLAIN, mask).ok
+    assert len(alive) == 4 * SMALL["num_hidden_layers"]
+
+
+def test_an_error_of_a_function_of_the_calls_is_raised_to_the_caller():
+    class Forgiving(torch.nn.Module):
+        def forward(self, x):
+            try:
+                return x + F.scaled_dot_product_attention(x, x, x, is_causal=True)
+            except ZeroDivisionError:
+                return x
+
+    with pytest.raises(ZeroDivisionError):
+        audit(Forgiving(), torch.rand(1, 6, 8), lambda call: 1 / 0)
 
 
 def test_the_random_state_and_the_model_are_left_as_they_were():

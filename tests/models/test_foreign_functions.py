@@ -86,7 +86,7 @@ def test_a_function_with_other_weights_is_told_of_once_for_each_layer(registered
     messages = [str(one.message) for one in told]
     assert len(seen.calls) == 4 and len(messages) == 2
     for layer, message in enumerate(messages):
-        assert f"layers.{layer}.self_attn" in message and "of the largest value" in message
+        assert f"layers.{layer}.self_attn" in message and "times its rounding" in message
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -103,11 +103,11 @@ def test_a_function_with_the_softmax_of_the_record_is_not_told_of(registered, pa
 
 def test_monitor_and_lazy_weights_compare_too(registered):
     model = registered(gated).train()
-    with pytest.warns(UserWarning, match="of the largest value") as told, ch.models.monitor(model, every=1) as seen:
+    with pytest.warns(UserWarning, match="times its rounding") as told, ch.models.monitor(model, every=1) as seen:
         for _ in range(3):
             model(IDS)
     assert len(told) == 2 and len(seen.table()) == 3 * 2 * 4
-    with torch.no_grad(), pytest.warns(UserWarning, match="of the largest value") as told:  # noqa: SIM117
+    with torch.no_grad(), pytest.warns(UserWarning, match="times its rounding") as told:  # noqa: SIM117
         with ch.models.lazy_attentions(model):
             for _ in range(2):
                 model(IDS, output_attentions=True)
@@ -196,7 +196,7 @@ def test_a_function_replaced_while_watching_is_recorded_and_stays(monkeypatch):
     torch.manual_seed(0)
     model, x = Own(), torch.randn(1, 5, 16)
     monkeypatch.setattr(F, "scaled_dot_product_attention", F.scaled_dot_product_attention)  # is put back at the end
-    with torch.no_grad(), pytest.warns(UserWarning, match="of the largest value"), ch.watch(model) as seen:
+    with torch.no_grad(), pytest.warns(UserWarning, match="times its rounding"), ch.watch(model) as seen:
         model(x)
         watched = F.scaled_dot_product_attention
         F.scaled_dot_product_attention = kernel

@@ -13,7 +13,7 @@ transformers = pytest.importorskip("transformers", reason="the extra [models] is
 from small_models import IDS, RIGHT, SIZES, T5, made  # noqa: E402
 
 from clearhead.models.audits import given  # noqa: E402
-from clearhead.models.audits.expectation import pair_with_masks  # noqa: E402
+from clearhead.models.audits.expected_masks import ExpectedMasks  # noqa: E402
 
 DOCUMENTS = ch.Documents([0, 0, 0, 1, 1, 1, 1, 2, 2])
 
@@ -84,7 +84,7 @@ def oracle(call, keep):
 def measure(seen, mask):
     """For each call: the call, leaked, hidden, and which queries count."""
     known = given.KnownPairs()
-    for call, expected in pair_with_masks(seen.calls, mask):
+    for call, expected in ExpectedMasks(mask).pair(seen.calls):
         pairs = known.find(call, expected)
         yield call, *given.compute_shares(call, pairs), pairs.rows
 

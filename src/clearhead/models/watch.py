@@ -18,6 +18,7 @@ from clearhead.models.recorder.asked import Asked, asked, asked_to_reduce
 from clearhead.models.recorder.recorder import Recorder
 from clearhead.models.recorder.runs import recorded
 from clearhead.models.recording import Recording
+from clearhead.models.recordings.attention_call import AttentionCall
 from clearhead.models.recordings.reduced import Means, Statistics
 
 T = TypeVar("T")
@@ -90,10 +91,16 @@ def watch(
 
 
 def watch_own(
-    model: nn.Module, padding: Array | None = None, values: bool = False, audited: bool = False
+    model: nn.Module,
+    padding: Array | None = None,
+    values: bool = False,
+    judge: Callable[[AttentionCall], None] | None = None,
 ) -> AbstractContextManager[Recording]:
-    """`watch`, of the calls of this thread alone: for functions that run the model themselves."""
-    wanted = asked(values=values)._replace(own=True, audited=audited)
+    """`watch`, of the calls of this thread alone: for functions that run the model themselves.
+
+    `judge`: called with each call when it has ended; the call is not kept.
+    """
+    wanted = asked(values=values)._replace(own=True, judge=judge)
     return _recorded("watch", model, wanted, padding, lambda recorder: Recording(recorder.calls, recorder.missing))
 
 

@@ -23,12 +23,12 @@ from clearhead.models.audits.arguments import (
     validate_level,
 )
 from clearhead.models.audits.audit_report import AuditReport, AuditTest, Level
-from clearhead.models.audits.audited_model import DROPOUT, AuditedModel, repeatable, unwrap_model
+from clearhead.models.audits.audited_model import AuditedModel, repeatable, unwrap_model
 from clearhead.models.audits.batches import DECODER_INPUTS, find_inputs, share_batch
 from clearhead.models.audits.blocks import Block, record_blocks
-from clearhead.models.audits.computed import audit_computed
-from clearhead.models.audits.expectation import Expectation, Expected, describe_mask, pair_with_masks
-from clearhead.models.audits.given import audit_given
+from clearhead.models.audits.calls import CallTests
+from clearhead.models.audits.expectation import Expectation
+from clearhead.models.audits.expected_masks import Expected, describe_mask
 from clearhead.models.audits.gradient import audit_gradient, compute_gradient
 from clearhead.models.audits.influence import audit_influence
 from clearhead.models.audits.layers import audit_layers
@@ -36,7 +36,6 @@ from clearhead.models.audits.probes import Positions, choose_probes
 from clearhead.models.audits.sameness import audit_sameness
 from clearhead.models.interception.padding import checked
 from clearhead.models.recording import Recording
-from clearhead.models.recordings.attention_call import AttentionCall
 from clearhead.models.surveys.run import bar
 from clearhead.models.watch import watch_own
 
@@ -105,7 +104,8 @@ def audit(
         ClearheadError: If the mask fits no call, the batch has no input to change, or no test could examine the model.
 
     Cost: 9 forward passes for "outputs"; for "layers" about 18, and a pass over each call's scores; for "all" about 30,
-    some with a backward pass. A bar on a terminal counts them. Memory: the inputs of all blocks and attention calls.
+    some with a backward pass. A bar on a terminal counts them. Memory: the inputs of all blocks, about 1.5 times that
+    of a forward pass; where `mask` is a dict, the inputs of all attention calls too.
 
     Over several ranks, with `DistributedDataParallel` or FSDP2, call it on every rank: all run the batch of rank 0, and
     return the same report.
@@ -119,7 +119,8 @@ def audit(
     names = find_inputs(batch) if inputs is None else [inputs]
     with repeatable(model, seed), bar(FORWARDS[level] * len(names), "forward passes") as progress:
         first, *others = [AuditedModel(model, batch, name, output, seed, progress.update) for name in names]
-        calls, blocks, why = _run_recorded(first, padding, level)
+        calls = CallTests(mask)
+        blocks, why = _run_recorded(first, padding, level, calls)
         with_positions = next((audited for audited in (first, *others) if not audited.objection), None)
         if with_positions is None:
             tokens, encoder_tokens = _find_tokens_of_blocks(blocks), None
@@ -127,11 +128,8 @@ def audit(
             tokens, encoder_tokens = _find_tokens(with_positions, padding)
             if not bool(tokens.any()):
                 raise ClearheadError("audit: every position is padding; expected a mask (B, L), 0 for padding alone.")
-        expectation = Expectation(mask, tokens, encoder_tokens, calls)
-        tests = [audit_given(expectation.calls) if calls else AuditTest("given", None, why)]
-        if level != "outputs" and calls:
-            is_random = not first.objection and first.has_dropout
-            tests.append(AuditTest("computed", None, DROPOUT) if is_random else audit_computed(expectation.calls))
+        tests = [AuditTest("given", None, why)] if why else calls.finish()[: 1 if level == "outputs" else 2]
+        expectation = Expectation(mask, tokens, encoder_tokens, [] if why else calls.calls)
         coverage: dict[str, float] = {}
         for audited in (first, *others):
             whole, shares = _audit_whole(audited, expectation, level)
@@ -199,14 +197,12 @@ def _audit_whole(
 
 def _audit_recording(recording: Recording, mask: Any) -> AuditReport:
     """The tests that need no model: given, and computed where the values were recorded."""
-    calls = pair_with_masks(recording.calls, mask)
-    if not calls:
+    calls = CallTests(mask)
+    for call in recording.calls:
+        calls.add(call)
+    tests = calls.finish()
+    if not calls.calls:
         raise ClearheadError("audit: the recording holds no call.")
-    tests = [audit_given(calls)]
-    if all(call.value is not None and call.outcome is not None for call, _ in calls):
-        tests.append(audit_computed(calls))
-    else:
-        tests.append(AuditTest("computed", None, "the values were not recorded: watch(model, values=True)"))
     return AuditReport(describe_mask(mask), "layers", tests)
 
 
@@ -218,11 +214,11 @@ def _differentiate(audited: AuditedModel, outputs: Tensor) -> Tensor | None:
 
 
 def _run_recorded(
-    audited: AuditedModel, padding: Array | None, level: Level
-) -> tuple[list[AttentionCall], list[Block], str]:
-    """Run the model once. Gives its attention calls, its blocks, and why the calls could not be recorded."""
+    audited: AuditedModel, padding: Array | None, level: Level, calls: CallTests
+) -> tuple[list[Block], str]:
+    """Run the model once, and judge its attention calls. Gives its blocks, and why the calls could not be recorded."""
     if not isinstance(audited.model, nn.Module):
-        return [], [], "the model is a function, whose calls are not recorded"
+        return [], "the model is a function, whose calls are not recorded"
     model, blocks = uncompiled(audited.model), []
     # the models of transformers give their padding to each call, which may have other lengths than the ids
     if padding is None and isinstance(audited.batch, Mapping) and not hasattr(unwrap_model(model), "config"):
@@ -231,13 +227,13 @@ def _run_recorded(
     try:
         with torch.no_grad(), ExitStack() as stack:
             in_layers = level != "outputs"
-            seen = stack.enter_context(watch_own(model, padding, values=in_layers, audited=True))
+            stack.enter_context(watch_own(model, padding, values=in_layers, judge=calls.add))
             if in_layers:
                 blocks = stack.enter_context(record_blocks(model, audited.seed))
             audited.run_plain(model)
     except ClearheadError as error:
-        return [], blocks, str(error).splitlines()[0]
-    return seen.calls, blocks, ""
+        return blocks, str(error).splitlines()[0]
+    return blocks, ""
 
 
 def _find_tokens_of_blocks(blocks: list[Block]) -> Tensor:

@@ -15,8 +15,9 @@ from clearhead.masks.base import Mask, Spans
 from clearhead.masks.causal import Causal
 from clearhead.masks.padding import Padding
 from clearhead.models.audits.audit_report import AuditFinding, AuditTest
+from clearhead.models.audits.audited_model import DROPOUT
 from clearhead.models.audits.given import infinite_bias
-from clearhead.models.recordings.attention_call import AttentionCall
+from clearhead.models.recordings.attention_call import AttentionCall, find_uncounted_rows
 from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.problem import Problem
 from clearhead.problem.visible import Visible, resolve
@@ -31,37 +32,39 @@ class Mistake(NamedTuple):
     problem: Problem
 
 
-def audit_computed(calls: list[tuple[AttentionCall, Mask]]) -> AuditTest:
-    """Compare each recorded call with the formula under its expected mask; name the wrong formula that it equals."""
-    examined = 0
-    findings: list[AuditFinding] = []
-    for call, expected in calls:
-        value, outcome = call.values()
-        if outcome.output is None:
-            continue
-        examined += 1
-        uncounted = _find_uncounted_rows(call)
-        problem = _make_expected_problem(call, expected)
-        found = measure_deviation(problem, value, outcome.output, uncounted)
-        if found.is_rounding:
-            continue
-        code = findings[0].code if findings else None
-        findings.append(_explain(call, expected, problem, value, outcome.output, uncounted, found, code))
-    if not examined:
-        return AuditTest("computed", None, "no call gives an output for each head")
-    if findings:
-        text = f"{len(findings)} of {examined} calls compute another formula"
-        return AuditTest("computed", False, text, tuple(findings))
-    return AuditTest("computed", True, f"each of {examined} calls equals softmax(scores) · value with this mask")
+class ComputedTest:
+    """Compares each call with the formula under its expected mask; names the wrong formula that it equals."""
 
+    def __init__(self) -> None:
+        self._examined, self._reason = 0, "no call gives an output for each head"
+        self._findings: list[AuditFinding] = []
 
-def _find_uncounted_rows(call: AttentionCall) -> Tensor | None:
-    """Rows that are padding, and fully masked rows to which the backend gave uniform weights."""
-    found = None if call.uniform is None else call.uniform[..., 0]
-    if call.padding is not None and call.padding.queries is not None:
-        padding = ~call.padding.queries[:, None]
-        found = padding if found is None else found | padding
-    return found
+    def add(self, call: AttentionCall, expected: Mask) -> None:
+        """Judge one call, if its output is known."""
+        value, outcome = call.value, call.outcome
+        if value is None or outcome is None:
+            self._reason = "the values were not recorded: watch(model, values=True)"
+        elif outcome.dropped:
+            self._reason = DROPOUT
+        elif outcome.output is not None:
+            self._examined += 1
+            uncounted = find_uncounted_rows(call)
+            problem = _make_expected_problem(call, expected)
+            found = measure_deviation(problem, value, outcome.output, uncounted)
+            if not found.is_rounding:
+                code = self._findings[0].code if self._findings else None
+                finding = _explain(call, expected, problem, value, outcome.output, uncounted, found, code)
+                self._findings.append(finding)
+
+    def make_test(self) -> AuditTest:
+        """The result, of all calls."""
+        if not self._examined:
+            return AuditTest("computed", None, self._reason)
+        if self._findings:
+            text = f"{len(self._findings)} of {self._examined} calls compute another formula"
+            return AuditTest("computed", False, text, tuple(self._findings))
+        text = f"each of {self._examined} calls equals softmax(scores) · value with this mask"
+        return AuditTest("computed", True, text)
 
 
 def _make_expected_problem(call: AttentionCall, expected: Mask) -> Problem:

@@ -2,43 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import to_tensor
 from clearhead.base.errors import ClearheadError
-from clearhead.base.output.text import said
 from clearhead.base.shapes import Sizes
 from clearhead.masks.base import Mask
 from clearhead.masks.dense import DenseMask
-from clearhead.masks.first_keys import FirstKeys
 from clearhead.masks.padding import Padding
+from clearhead.models.audits.calls import ExpectedCall
+from clearhead.models.audits.expected_masks import EVERY_KEY, Expected, describe_mask
 from clearhead.models.audits.reachability import AllowedPairs, CrossReachability, Reachability
-from clearhead.models.recordings.attention_call import AttentionCall
-from clearhead.models.recordings.calls import chosen_calls
-
-EVERY_KEY = ~FirstKeys(0)
-One = Mask | Tensor | np.ndarray | Callable[[AttentionCall], Any] | None
-Expected = One | Mapping[str, One] | Mapping[int | str, One]
 
 
 class Expectation:
     """The masks that are expected of a model's attention, for one batch.
 
     `tokens`: the outputs that count, bool (B, L), False for padding. `encoder_tokens`: the same of the encoder's
-    inputs, where the outputs are a decoder's. `calls`: the recorded attention calls, each with its expected mask;
-    empty where the calls of the model cannot be recorded.
+    inputs, where the outputs are a decoder's. `calls`: the attention calls; empty where they cannot be recorded.
     """
 
     def __init__(
-        self, expected: Expected, tokens: Tensor, encoder_tokens: Tensor | None, calls: Sequence[AttentionCall]
+        self, expected: Expected, tokens: Tensor, encoder_tokens: Tensor | None, calls: Sequence[ExpectedCall]
     ) -> None:
         self._expected, self.tokens, self.encoder_tokens = expected, tokens, encoder_tokens
-        self.calls = pair_with_masks(calls, expected) if calls else []
+        self.calls = calls
         self._pairs: dict[Any, AllowedPairs] = {}  # by the id of a mask, which `calls` or `expected` keeps alive
 
     @property
@@ -52,9 +44,7 @@ class Expectation:
         Where the number of layers is not known, through any number of them. None where a mask is expected by call, and
         no call has the length of the outputs.
         """
-        masks = [
-            mask for call, mask in self.calls if self._is_whole(call, self.tokens) and not self._is_in_encoder(call)
-        ]
+        masks = [c.mask for c in self.calls if self._is_whole(c, self.tokens) and not self._is_in_encoder(c)]
         if masks:
             return Reachability([self._make_pairs(mask, self.tokens, self.tokens) for mask in masks])
         if self.calls and self._is_expected_by_call():
@@ -65,9 +55,9 @@ class Expectation:
         """The inputs of the encoder that may influence each output of the decoder; None without all calls."""
         encoder = self.encoder_tokens
         assert encoder is not None
-        inside = [m for c, m in self.calls if self._is_in_encoder(c) and self._is_whole(c, encoder)]
-        own = [m for c, m in self.calls if not self._is_in_encoder(c) and self._is_whole(c, self.tokens)]
-        cross = [m for c, m in self.calls if c.kind == "cross" and c.shape[3] == encoder.shape[1]]
+        inside = [c.mask for c in self.calls if self._is_in_encoder(c) and self._is_whole(c, encoder)]
+        own = [c.mask for c in self.calls if not self._is_in_encoder(c) and self._is_whole(c, self.tokens)]
+        cross = [c.mask for c in self.calls if c.kind == "cross" and c.shape[3] == encoder.shape[1]]
         if not cross or len(cross) != len(own):
             return None
         layers = [
@@ -84,11 +74,11 @@ class Expectation:
         """
         both = [tokens for tokens in (self.tokens, self.encoder_tokens) if tokens is not None and tokens.shape == shape]
         if len(both) == 2:  # an encoder's block and a decoder's block have one shape
-            both = both[1:] if any(self._is_in_encoder(c) for c, _ in self._find_calls(name)) else both[:1]
+            both = both[1:] if any(map(self._is_in_encoder, self._find_calls(name))) else both[:1]
         if not both:
             return None
         (tokens,) = both
-        inside = [mask for call, mask in self._find_calls(name) if self._is_whole(call, tokens)]
+        inside = [call.mask for call in self._find_calls(name) if self._is_whole(call, tokens)]
         if inside:
             return Reachability([self._make_pairs(mask, tokens, tokens) for mask in inside]), tokens
         if self._is_expected_by_call():
@@ -101,16 +91,16 @@ class Expectation:
             callable(self._expected) or isinstance(self._expected, Mapping)
         )
 
-    def _find_calls(self, name: str) -> list[tuple[AttentionCall, Mask]]:
+    def _find_calls(self, name: str) -> list[ExpectedCall]:
         """The calls inside a block."""
-        return [(call, mask) for call, mask in self.calls if call.name.startswith(f"{name}.")]
+        return [call for call in self.calls if call.name.startswith(f"{name}.")]
 
-    def _is_in_encoder(self, call: AttentionCall) -> bool:
+    def _is_in_encoder(self, call: ExpectedCall) -> bool:
         """Whether a call is in the encoder of an encoder-decoder."""
         parts = call.layer.stack.split(".")  # such as "text_encoder", or "encoder.text_model"
         return self.encoder_tokens is not None and any(part.endswith("encoder") for part in parts)
 
-    def _is_whole(self, call: AttentionCall, tokens: Tensor) -> bool:
+    def _is_whole(self, call: ExpectedCall, tokens: Tensor) -> bool:
         """Whether a call is self attention of the whole sequence."""
         batch, length = tokens.shape
         return call.kind == "self" and call.shape[0] == batch and call.shape[2:] == (length, length)
@@ -134,59 +124,8 @@ class Expectation:
         """The allowed pairs of a mask for tokens (B, Lq) and (B, Lk); padding is no key."""
         which = id(mask), id(queries), id(keys)
         if which not in self._pairs:
-            heads = max((call.shape[1] for call, _ in self.calls), default=1)
+            heads = max((call.shape[1] for call in self.calls), default=1)
             sizes = Sizes(len(queries), heads, queries.shape[1], keys.shape[1], align="lower_right")
             padded = mask if bool(keys.all()) else mask & Padding(keys)
             self._pairs[which] = AllowedPairs.from_mask(padded, sizes)
         return self._pairs[which]
-
-
-def describe_mask(expected: Expected) -> str:
-    """An expected mask in a few words."""
-    if expected is EVERY_KEY:
-        return "every key"
-    if isinstance(expected, Mask):
-        return said(expected, expected.title)
-    if isinstance(expected, Tensor | np.ndarray):
-        return f"a mask of shape {tuple(expected.shape)}"
-    return "every key" if expected is None else "a mask for each call" if callable(expected) else "masks by layer"
-
-
-def pair_with_masks(calls: Sequence[AttentionCall], expected: Any) -> list[tuple[AttentionCall, Mask]]:
-    """The calls that have an expected mask, each with its mask; equal expectations give one object."""
-    made: dict[Any, tuple[Any, Mask]] = {}
-    if not isinstance(expected, Mapping):
-        return [(call, _mask(expected, call, made)) for call in calls]
-    numbers = [(_find_calls(calls, which), mask) for which, mask in expected.items()]
-    each = [[mask for some, mask in numbers if number in some] for number in range(len(calls))]
-    return [(call, _mask(masks[0], call, made)) for call, masks in zip(calls, each, strict=True) if masks]
-
-
-def _find_calls(calls: Sequence[AttentionCall], which: Any) -> set[int]:
-    """The numbers of the calls that "encoder", "decoder", "cross", or a layer names."""
-    kinds = [call.layer.stack.split(".") if call.kind == "self" else [call.kind] for call in calls]
-    found = {number for number, names in enumerate(kinds) if which in names}
-    return found or set(chosen_calls(calls, which, "audit"))
-
-
-def _mask(expected: Any, call: AttentionCall, made: dict[Any, tuple[Any, Mask]]) -> Mask:
-    if not isinstance(expected, Mask | type) and callable(expected):
-        expected = expected(call)
-    if isinstance(expected, Mask):
-        return expected
-    sizes = call.problem.sizes
-    if expected is None:
-        return EVERY_KEY
-    if not isinstance(expected, Tensor | np.ndarray):
-        raise ClearheadError(
-            f"audit: {expected!r:.60} is expected of {call.name}.\nPass a Mask, such as ch.Causal(), a bool tensor "
-            "(True: may attend), None for every key, a function of the call that returns one, or a dict by layer."
-        )
-    queries, keys = sizes.queries, sizes.keys
-    key = (id(expected), queries, keys)
-    if key not in made:  # `expected` is kept, so that no other object can have its id
-        keep = to_tensor(expected, "expected")
-        if keep.ndim > 1 and keep.shape[-1] == keep.shape[-2] and keep.shape[-1] >= keys >= queries:  # a whole sequence
-            keep = keep[..., keys - queries : keys, :keys]
-        made[key] = expected, DenseMask(keep)
-    return made[key][1]

@@ -15,7 +15,7 @@ from clearhead.masks.base import Mask, all_keys
 from clearhead.masks.dense import DenseMask
 from clearhead.masks.padding import Padding
 from clearhead.models.audits.audit_report import AuditFinding, AuditTest
-from clearhead.models.audits.expectation import describe_mask
+from clearhead.models.audits.expected_masks import describe_mask
 from clearhead.models.interception.padding import same_words
 from clearhead.models.recordings.attention_call import AttentionCall
 from clearhead.problem._recorded import RecordedMask
@@ -23,34 +23,46 @@ from clearhead.problem.problem import Problem
 from clearhead.problem.record import now
 from clearhead.problem.unseen import seen
 from clearhead.problem.visible import Visible, resolve, seen_by
+from clearhead.problem.words import Words
 
 TOLERANCE = 1e-6  # the share of a query's softmax that may be on wrong keys
 
 
-@torch.no_grad()
-def audit_given(calls: list[tuple[AttentionCall, Mask]]) -> AuditTest:
-    """Compare the pairs that each call allowed with those of its expected mask, by their share of the softmax."""
-    known, wrong = KnownPairs(), []
-    for call, expected in calls:
-        pairs = known.find(call, expected)
+class GivenTest:
+    """Compares the pairs that each call allowed with those of its expected mask, by their share of the softmax."""
+
+    def __init__(self) -> None:
+        self._known, self._count = KnownPairs(), 0
+        self._findings: list[AuditFinding] = []
+
+    @torch.no_grad()
+    def add(self, call: AttentionCall, expected: Mask) -> None:
+        """Judge one call."""
+        self._count += 1
+        pairs = self._known.find(call, expected)
         if pairs.extra is None and pairs.missing is None:
-            continue
+            return
         shares = compute_shares(call, pairs)
         for queries in (pairs.attending, ~pairs.attending & pairs.rows):
             what, row = _find_worst(call, pairs, shares, queries)
             if not row.share <= TOLERANCE:  # NaN is a difference too
-                wrong.append((call, expected, pairs, what, row))
-                break
-    if not wrong:
-        return AuditTest("given", True, f"each of {len(calls)} attention calls was given this mask")
-    findings = []
-    for call, expected, pairs, what, row in wrong:
-        code, cause = find_cause(call, expected, pairs, what, row)
-        text = _describe(call, expected, what, row) + (f"\nMay be: {cause}" if cause else "")
-        output, source = (row.sequence, row.query), (row.sequence, row.most)
-        findings.append(AuditFinding(code, "given", text, str(call.layer), call.name, (row.head,), output, source))
-    text = f"{len(wrong)} of {len(calls)} attention calls were given another mask"
-    return AuditTest("given", False, text, tuple(findings))
+                self._findings.append(_make_finding(call, expected, pairs, what, row))
+                return
+
+    def make_test(self) -> AuditTest:
+        """The result, of all calls."""
+        found = tuple(self._findings)
+        if not found:
+            return AuditTest("given", True, f"each of {self._count} attention calls was given this mask")
+        text = f"{len(found)} of {self._count} attention calls were given another mask"
+        return AuditTest("given", False, text, found)
+
+
+def _make_finding(call: AttentionCall, expected: Mask, pairs: Pairs, what: str, row: WorstRow) -> AuditFinding:
+    code, cause = find_cause(call, expected, pairs, what, row)
+    text = _describe(call, expected, what, row) + (f"\nMay be: {cause}" if cause else "")
+    output, source = (row.sequence, row.query), (row.sequence, row.most)
+    return AuditFinding(code, "given", text, str(call.layer), call.name, (row.head,), output, source)
 
 
 def _find_worst(
@@ -80,10 +92,11 @@ class Pairs(NamedTuple):
 
 
 class KnownPairs:
-    """The pairs of the calls of one recording: layers share a mask, for which they are made once."""
+    """The pairs of the calls of one run: layers share a mask, for which they are made once."""
 
     def __init__(self) -> None:
-        self._known: dict[Any, list[tuple[AttentionCall, Mask, Pairs]]] = {}
+        self._known: dict[Any, list[tuple[Words | None, Pairs]]] = {}
+        self._kept: list[Any] = []  # the objects whose ids are in the keys
 
     def find(self, call: AttentionCall, expected: Mask) -> Pairs:
         problem = call.problem
@@ -94,11 +107,12 @@ class KnownPairs:
         mask = None if problem.visible is None else id(problem.visible.memo)  # copies of a mask have one memo
         key = (mask, which, sizes.shape, sizes.device, sizes.leading)
         known = self._known.setdefault(key, [])
-        for other, _, pairs in known:  # the entries keep the objects alive whose ids are in the key
-            if same_words(call.padding, other.padding):
+        for padding, pairs in known:
+            if same_words(call.padding, padding):
                 return pairs
-        known.append((call, expected, pairs_of(call, expected)))
-        return known[-1][2]
+        self._kept += [problem.visible, expected]
+        known.append((call.padding, pairs_of(call, expected)))
+        return known[-1][1]
 
 
 def pairs_of(call: AttentionCall, expected: Mask) -> Pairs:

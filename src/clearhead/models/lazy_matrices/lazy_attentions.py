@@ -13,6 +13,7 @@ from clearhead.base.managers import Managed, caller
 from clearhead.base.numbers import check_count
 from clearhead.base.torch_state.contexts import raise_in_jit_trace, without_autocast, without_function_modes
 from clearhead.base.torch_state.mode import get_mode
+from clearhead.inspection.deviation import measure_deviation
 from clearhead.models.edits.edit import change_of, editing, unmasked
 from clearhead.models.edits.recorded import edited_weights
 from clearhead.models.interception.handler import Handler, why_unreadable
@@ -24,8 +25,7 @@ from clearhead.models.interception.refused import validate_model
 from clearhead.models.interception.transformers_private import collected, takes_backends
 from clearhead.models.lazy_matrices.lazy_attention import make_lazy
 from clearhead.models.lazy_matrices.of_model import OfModel
-from clearhead.models.recorder.departure import departure
-from clearhead.models.recorder.missed import departs, reason
+from clearhead.models.recorder.missed import describe_deviation, reason
 
 DENSE_BYTES = 2**30
 
@@ -129,9 +129,11 @@ class _Lazily(Handler):
         self._compared.add(id(module))
         uniform = None if source.masks.uniform is None else source.masks.uniform[..., 0]
         with suppress(Exception), without_function_modes(), without_autocast(value.device):
-            found = departure(source.without_graph(), value.detach(), output.detach().transpose(1, 2), (uniform,))
-            if found.departs:
-                self._warn_once(module, departs(self._name(module), found, "lazy weights"))
+            detached = source.without_graph()
+            detached.check()
+            found = measure_deviation(detached.problem(), value.detach(), output.detach().transpose(1, 2), uniform)
+            if not found.is_rounding:
+                self._warn_once(module, describe_deviation(self._name(module), found, "lazy weights"))
 
     def _weights(self, call: InterceptedCall) -> tuple[Tensor, OfModel | None]:
         """The weights, and the call from which they are computed, unless an edit changes it."""

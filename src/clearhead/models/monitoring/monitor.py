@@ -18,6 +18,7 @@ from clearhead.base.torch_state.mode import get_mode
 from clearhead.base.torch_state.torch_private import compiler_here
 from clearhead.explanation.diagnosis.checks import entropy_collapse
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis
+from clearhead.inspection.deviation import Deviation
 from clearhead.models.interception.choice import Layers, check_layers, checked_layers
 from clearhead.models.interception.compiled import CompiledCalls
 from clearhead.models.interception.intercept import intercept
@@ -33,7 +34,6 @@ from clearhead.models.interception.refused import (
 from clearhead.models.monitoring.head_figures import COLUMNS, KEEP, compute_figures, make_rows
 from clearhead.models.recorder import missed
 from clearhead.models.recorder.asked import Asked
-from clearhead.models.recorder.departure import Departure
 from clearhead.models.recorder.recorder import Recorder
 from clearhead.models.table import Table
 
@@ -132,7 +132,7 @@ class Monitor:
         self._line = caller()
         self._told = False  # whether it has warned of modules that are not monitored, or of a step without attention
         self._missing: dict[Site, str] = {}  # the layers whose calls could not be read, in any step
-        self._departures: dict[Site, Departure | None] = {}  # of the first calls that functions of others computed
+        self._deviations: dict[Site, Deviation | None] = {}  # of the first calls that functions of others computed
         self._compiled_calls, self._installed = CompiledCalls(model), ExitStack()
         try:
             with Delayed(), ExitStack() as stack:
@@ -246,12 +246,12 @@ class Monitor:
         with self._lock:
             self._sites |= step.sites
             missing = {site: reason for site, reason in step.missing.items() if site not in self._missing}
-            departures = {site: one for site, one in step.departures.items() if site not in self._departures}
+            deviations = {site: one for site, one in step.deviations.items() if site not in self._deviations}
             self._missing |= missing
-            self._departures |= departures
+            self._deviations |= deviations
         if missing:
             self._line.warn(missed.left_out(missing, "monitored"))
-        for said in missed.departing(departures, "rows"):
+        for said in missed.describe_deviations(deviations, "rows"):
             self._line.warn(said)
 
     def _close(self) -> None:
@@ -296,7 +296,7 @@ class _Step(Recorder):
     def __init__(self, monitor: Monitor, model: nn.Module, number: int, compiled: bool) -> None:
         super().__init__(model, monitor._asked)
         self.monitor, self._here = monitor, monitor._here  # the monitor stays until the pass has ended
-        self.number, self.compiled, self.departures = number, compiled, dict(monitor._departures)
+        self.number, self.compiled, self.deviations = number, compiled, dict(monitor._deviations)
 
     @property
     def idle(self) -> bool:

@@ -23,8 +23,8 @@ class Asked(NamedTuple):
     `keep`: the reductions, or None to keep query and key. `layers`: None takes all layers. `each`: a function that a
     survey calls with each call when it happens; then nothing of the call is kept. `own`: whether the calls of this
     thread alone are recorded, as functions do that run the model themselves: other threads may run it meanwhile. `who`:
-    the function, for messages. `audited`: whether an audit judges the calls. Then none is compared with its record,
-    and none's own mask says which keys are padding.
+    the function, for messages. `judge`: a function that an audit calls with each call when it has ended. Then no call
+    is kept, none is compared with its record, and none's own mask says which keys are padding.
     """
 
     keep: tuple[Reduction[Any], ...] | None
@@ -38,7 +38,7 @@ class Asked(NamedTuple):
     each: Callable[[AttentionCall], None] | None = None
     own: bool = False
     who: str = "watch"
-    audited: bool = False
+    judge: Callable[[AttentionCall], None] | None = None
 
     def chooses(self, site: Site) -> bool:
         """Whether the calls that a layer makes are recorded."""

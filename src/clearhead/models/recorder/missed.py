@@ -8,9 +8,9 @@ from torch import nn
 
 from clearhead.base.errors import ClearheadError
 from clearhead.base.output.text import listed
+from clearhead.inspection.deviation import Deviation
 from clearhead.models.interception.layers import Site
 from clearhead.models.interception.transformers_private import named_backend
-from clearhead.models.recorder.departure import Departure
 
 
 def lost(calls: int) -> str:
@@ -57,15 +57,15 @@ def left_out(missing: Mapping[Site, str], where: str) -> str:
     return f"the attention of {listed(names)} is not {where}, and the model ran on without it: {why}"
 
 
-def departing(found: Mapping[Site, Departure | None], what: str) -> Iterable[str]:
+def describe_deviations(found: Mapping[Site, Deviation | None], what: str) -> Iterable[str]:
     """Of layers that a function of another project computes, and not as it is recorded. `what`: such as "record"."""
     for site, one in found.items():
-        if one is not None and one.departs:
-            yield departs(f"{site.name} ({site.layer})", one, what)
+        if one is not None and not one.is_rounding:
+            yield describe_deviation(f"{site.name} ({site.layer})", one, what)
 
 
-def departs(name: str, found: Departure, what: str) -> str:
+def describe_deviation(name: str, found: Deviation, what: str) -> str:
     return (
         f"the output of {name} is not that of its {what}: a function of neither PyTorch nor transformers computes it, "
-        f"and departs from softmax(score + mask) · value by {found.error:.2g} of the largest value."
+        f"and it differs from softmax(scores) · value by {found.ratio:.2g} times its rounding."
     )

@@ -20,6 +20,7 @@ from clearhead.base.torch_state.active import any_autocast
 from clearhead.base.torch_state.contexts import without_autocast, without_function_modes
 from clearhead.base.torch_state.mode import get_mode
 from clearhead.biases.base import Bias
+from clearhead.inspection.deviation import Deviation, measure_deviation
 from clearhead.inspection.reductions.by_query import Output
 from clearhead.masks.base import Mask
 from clearhead.models.edits.changed import Change
@@ -38,9 +39,14 @@ from clearhead.models.interception.place import Place
 from clearhead.models.interception.refused import uncompiled
 from clearhead.models.recorder import missed
 from clearhead.models.recorder.asked import Asked
-from clearhead.models.recorder.departure import Departure, of_call
 from clearhead.models.recorder.layer_notes import Origins, origin_of
-from clearhead.models.recordings.attention_call import AttentionCall, CallContext, CallInputs, CallResult
+from clearhead.models.recordings.attention_call import (
+    AttentionCall,
+    CallContext,
+    CallInputs,
+    CallResult,
+    find_uncounted_rows,
+)
 from clearhead.models.recordings.cached import alone
 from clearhead.models.recordings.caches import Caches, CallFacts
 from clearhead.models.recordings.call import Outcome, whole_or_shape, with_key
@@ -67,7 +73,7 @@ class Recorder(ModelHandler):
         self.calls: list[AttentionCall] = []
         self.reduced: list[ReducedCall] = []
         self.asked = asked
-        self.departures: dict[Site, Departure | None] = {}  # of the first calls that functions of others computed
+        self.deviations: dict[Site, Deviation | None] = {}  # of the first calls that functions of others computed
         self.missing: dict[Site, str] = {}  # the layers whose calls could not be recorded, each with the first reason
         self.undecided = ""  # why the choice of layers cannot be made, which is an error at the end
         self.padding = padding  # the argument of watch(padding=)
@@ -77,7 +83,7 @@ class Recorder(ModelHandler):
         self.caches = Caches(asked.every)
         self._origins = Origins()
         self._ids: tuple[int, Any, Tensor | None] = -1, None, None  # a run, its ids, and their copy
-        self.stack.notes = self._origins if asked.values and self.copies else None
+        self.stack.notes = self._origins if asked.values and self.copies and asked.judge is None else None
 
     @property
     def values(self) -> bool:  # type: ignore[override]
@@ -171,7 +177,7 @@ class Recorder(ModelHandler):
         problem, name, kind = record.problem, site.name, site.kind
         sizes = problem.sizes
         in_use = sizes.keys if kind == "cross" else filled(problem, uniform, innermost)
-        padding = padding_of(innermost.told, kind, problem, uniform, in_use, infers=not self.asked.audited)
+        padding = padding_of(innermost.told, kind, problem, uniform, in_use, infers=self.asked.judge is None)
         if self.padding is not None and fits(self.padding, kind, sizes):
             self.fitted = True
             own = innermost.told.own
@@ -179,11 +185,12 @@ class Recorder(ModelHandler):
             if not (knows_more or (kind == "self" and self._decodes(name))):
                 padding = as_said(self.padding, kind, sizes, in_use)
         outcome = Outcome(dropped=dropped) if self._copies_values else None
-        values, instead = None, None
-        joins = self.copies and key is problem.key
-        if not self.copies:
-            keys = alone(key)
-            values = None if value is None else alone(value)
+        instead, joins = None, self.copies and key is problem.key
+        if self.asked.judge is not None:  # when the call ends, and is judged, its tensors may have been written to
+            with without_function_modes():
+                keys, values = alone(copied(key)), None if value is None else alone(copied(value))
+        elif not self.copies:
+            keys, values = alone(key), None if value is None else alone(value)
         else:
             tokens = innermost.tokens if kind == "self" else None
             steps = CallFacts(kind, self.run, sizes.queries, in_use, joins, tokens, innermost.cache)
@@ -207,7 +214,8 @@ class Recorder(ModelHandler):
             with without_function_modes(), self.inside:
                 self.asked.each(call)
         elif self.asked.keep is None:
-            self.calls.append(call)
+            if self.asked.judge is None:
+                self.calls.append(call)
         else:
             with without_function_modes(), self.inside:  # a reduction of the caller's own may compute attention
                 value = _fused_value(given, padding) if self.asked.fuse else None
@@ -225,7 +233,9 @@ class Recorder(ModelHandler):
         looks: list[Callable[[Any], None]] = []
         if outcome is not None and self.copies:
             looks.append(outcome.of(place, self.asked.gradients))
-        compares = not self.asked.audited and change is None and not dropped and site not in self.departures
+        if self.asked.judge is not None:
+            looks.append(uncompiled(partial(self._judge, call, self.asked.judge)))
+        compares = self.asked.judge is None and change is None and not dropped and site not in self.deviations
         if compares and given.foreign:
             looks.append(uncompiled(partial(self._compare, site, call, place, given.value)))
         given.state = (site, looks) if looks else None
@@ -244,13 +254,19 @@ class Recorder(ModelHandler):
             self._leave_out(site, error)
         return result
 
+    def _judge(self, call: AttentionCall, judge: Callable[[AttentionCall], None], _: Any) -> None:
+        with without_function_modes(), self.inside, without_autocast(call.query.device):
+            judge(call)
+
     def _compare(self, site: Site, call: AttentionCall, place: Place | None, value: Tensor | None, result: Any) -> None:
         """Compare a result with the record: what the function of another project adds is not known."""
         output = None if place is None else place.by_head(place.tensor(result))
-        self.departures[site] = None
+        self.deviations[site] = None
         if output is not None and value is not None:
             with without_function_modes(), self.inside, without_autocast(output.device):
-                self.departures[site] = of_call(call, value.detach(), output.detach())
+                call.record.check()
+                rows = find_uncounted_rows(call)
+                self.deviations[site] = measure_deviation(call.problem, value.detach(), output.detach(), rows)
 
     def _tokens(self, given: Any, sizes: Sizes) -> Tensor | None:
         """A copy of the ids that the model was given, (B, Lq), one for the layers of a run; None without ids."""

@@ -58,7 +58,7 @@ def recorded(recorder: Recorder, given: Callable[[Recorder], Given]) -> Iterator
     if not recorder.modules:
         raise ClearheadError(missed.nothing_seen(recorder.stack.model, elsewhere))
     check_layers(recorder.asked.layers, recorder.sites, recorder.asked.who)
-    elsewhere += missed.departing(recorder.departures, "record")
+    elsewhere += missed.describe_deviations(recorder.deviations, "record")
     if recorder.missing:
         elsewhere.append(missed.left_out(recorder.missing, "in the record"))
     if recorder.sizes and recorder.padding is not None and not recorder.fitted and recorder.asked.layers is None:

@@ -367,3 +367,12 @@ def norms_of(call: AttentionCall) -> dict[str, Tensor]:
     if call.origin is not None and call.origin.writer is not None and call.origin.writer.can_be_read():
         found["transformed"] = call.transformed_norms
     return found
+
+
+def find_uncounted_rows(call: AttentionCall) -> Tensor | None:
+    """Rows that are padding, and fully masked rows to which the backend gave uniform weights: bool, (B, H or 1, Lq)."""
+    found = None if call.uniform is None else call.uniform[..., 0]
+    if call.padding is not None and call.padding.queries is not None:
+        padding = ~call.padding.queries[:, None]
+        found = padding if found is None else found | padding
+    return found

@@ -20,7 +20,7 @@ from clearhead.problem.problem import Problem
 from clearhead.problem.record import copied
 
 COLUMNS: Mapping[str, Callable[[Any], object]] = {  # of the tables about calls: what each holds of a call
-    **{name: attrgetter(name) for name in ("run", "kind", "backend", "error", "tolerance", "departs")},
+    **{name: attrgetter(name) for name in ("run", "kind", "backend")},
     "layer": attrgetter("layer.column"),
     "call": attrgetter("number"),
     "module": attrgetter("name"),
