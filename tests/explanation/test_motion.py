@@ -159,7 +159,7 @@ def test_it_fits_its_frame_and_every_word_reads(width: int, scheme: str, browser
         words="A sentence that says of frame {} what there is to see, in so many words that it takes two lines."
     )
     path = tmp_path / "chapter.html"
-    path.write_text(f"<!doctype html><body>{motion._repr_html_()}", encoding="utf-8")
+    path.write_text(f"<!doctype html><meta charset=utf-8><body>{motion._repr_html_()}", encoding="utf-8")
     opened = browser.open(path, Opened, viewport={"width": width, "height": 600}, color_scheme=scheme)
     opened.until("frames.length")
     inside = opened.page.frames[1]

@@ -46,7 +46,7 @@ def test_the_task_can_be_done_in_the_frame(chapter: int, browser: Any, tmp_path:
     frame = run(chapter)
     assert capsys.readouterr().out.count("right: ") >= 1
     path = tmp_path / "chapter.html"
-    path.write_text(f"<!doctype html><body>{frame._repr_html_()}", encoding="utf-8")
+    path.write_text(f"<!doctype html><meta charset=utf-8><body>{frame._repr_html_()}", encoding="utf-8")
     opened = browser.open(path, Opened, viewport={"width": 390, "height": 800})
     opened.until("frames.length")
     inside = opened.page.frames[1]

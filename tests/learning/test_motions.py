@@ -237,7 +237,7 @@ def test_no_word_is_outside_or_on_another(made: dict[str, Motion], browser: Any,
     """In every frame of every motion, and in every diagram."""
     pictures = [picture.svg(words) for motion in made.values() for words, picture in motion.frames]
     pictures += [make()._repr_html_() for make in DIAGRAMS]
-    page = f"<!doctype html><style>{bundled('motion.css')}</style><body>{''.join(pictures)}"
+    page = f"<!doctype html><meta charset=utf-8><style>{bundled('motion.css')}</style><body>{''.join(pictures)}"
     path = write_page(tmp_path / "all.html", [page])
     opened = browser.open(path, Opened, viewport={"width": 390, "height": 800})
     assert opened.page.locator("svg").count() == len(pictures) > 60
