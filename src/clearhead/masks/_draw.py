@@ -1,4 +1,4 @@
-"""A mask as a picture: of characters, with matplotlib, and in a notebook."""
+"""Pictures of a mask: in characters, with matplotlib, and in a notebook."""
 
 from __future__ import annotations
 
@@ -26,15 +26,18 @@ SMALL = 64  # the most rows and columns in a notebook
 
 
 def sizes_drawn(mask: Any) -> Sizes:
-    """The sizes at which a mask is drawn where none are given."""
+    """Return the sizes at which to draw a mask if the caller gives none."""
     batch, heads, queries, keys = mask.drawn().shape
     keys = keys or max(queries, mask._count_drawn_keys()) or 6
     return Sizes(batch, heads, queries or keys, keys)
 
 
 def text(mask: Any) -> str:
-    """The picture in characters; "" where the mask fits no common size, needs an alignment or has no values. A mask of
-    the user may raise any other error, which is shown in its place. Only the part that is drawn is computed."""
+    """Draw a mask in characters, only the part that is shown.
+
+    Returns "" if the mask fits no common size, needs an alignment or has no values. A user-defined mask may raise any
+    other error; its message then replaces the picture.
+    """
     at = ""
     try:
         sizes = sizes_drawn(mask)
@@ -50,7 +53,7 @@ def text(mask: Any) -> str:
 
 
 def draw(keep: Tensor, shape: tuple[int, int, int, int]) -> str:
-    """The first part of a mask of this shape: ■ may attend, · may not, ▪ some of the cell's pairs may."""
+    """Draw the first part of a mask of this shape: ■ allowed, · masked, ▪ some of the pairs of the cell allowed."""
     pictures = []
     for b, h in [(b, h) for b in range(min(keep.shape[0], 3)) for h in range(min(keep.shape[1], 2))]:
         lines = _matrix(keep[b, h])
@@ -78,8 +81,15 @@ def _matrix(keep: Tensor) -> list[str]:
 
 
 def shares(allowed: Callable[[slice], Tensor], queries: int, keys: int, cell: tuple[int, int]) -> NDArray[Any]:
-    """The share of each cell's pairs that may attend, (⌈Lq / height⌉, ⌈Lk / width⌉). `allowed(queries)` gives the rows
-    of a slice, bool (…, Lk). It is called on some rows at a time, so that no Lq × Lk array is made."""
+    """Compute the share of allowed pairs in each cell, (⌈Lq / height⌉, ⌈Lk / width⌉).
+
+    Args:
+        allowed: Returns the rows of a slice of queries, bool (…, Lk). It runs on a few rows at a time, so that no Lq ×
+            Lk array exists.
+        queries: Lq.
+        keys: Lk.
+        cell: The height and the width of a cell.
+    """
     height, width = cell
     columns, block = -(-keys // width), max(2**22 // max(height * keys, 1), 1) * height
     found = []
@@ -94,12 +104,12 @@ def shares(allowed: Callable[[slice], Tensor], queries: int, keys: int, cell: tu
 
 
 def cell_of(queries: int, keys: int, most: int) -> tuple[int, int]:
-    """The numbers of queries and keys in a cell, for a map of at most `most` rows and columns, as in `Pool`."""
+    """Return the numbers of queries and keys in a cell, for a map of at most `most` rows and columns, as in `Pool`."""
     return -(-queries // most) or 1, -(-keys // most) or 1
 
 
 def panels(mask: Any, sizes: Sizes, most: int) -> list[Panel]:
-    """A picture for each sequence and head in which the spans differ."""
+    """Return a picture for each sequence and head in which the spans differ."""
     spans = mask._resolve(sizes)
     shape = (spans.start, spans.stop, *(spans.gaps or ()))
     batch, heads = (
@@ -116,7 +126,7 @@ def panels(mask: Any, sizes: Sizes, most: int) -> list[Panel]:
 
 
 def of(spans: Spans, batch: int, head: int, rows: slice, keys: int) -> Tensor:
-    """Some rows of one head, bool (rows, Lk)."""
+    """Compute some rows of one head, bool (rows, Lk)."""
     one = [slice(place, place + 1) for place in (batch, head)]
     return spans.keep(one[0], one[1], rows, slice(None), keys)[0, 0].expand(rows.stop - rows.start, keys)
 
@@ -124,7 +134,7 @@ def of(spans: Spans, batch: int, head: int, rows: slice, keys: int) -> Tensor:
 def plot(
     mask: Any, sizes: Sizes, words: tuple[Sequence[str] | None, Sequence[str] | None], style: Style
 ) -> Axes | np.ndarray:
-    """See `Mask.plot`."""
+    """Draw the mask with matplotlib: see `Mask.plot`."""
     rows = Side("query", sizes.queries, words[0], "query_labels")
     columns = Side("key", sizes.keys, words[1], "key_labels")
     found = panels(mask, sizes, PLOTTED)
@@ -135,7 +145,7 @@ def plot(
 
 
 def html(mask: Any) -> str:
-    """See `Mask._repr_html_`."""
+    """Return the HTML of a mask: see `Mask._repr_html_`."""
     title = f"<p><code>{escaped(short(said(mask, mask.title), 400))}</code></p>"
     drawn = text(mask)
     plain = f"<div>{title}<pre>{escaped(drawn, lines=True)}</pre></div>"

@@ -1,4 +1,4 @@
-"""The integers that a mask is given, and the values that are derived from its own tensors."""
+"""The integers that masks are made of, and values that are derived from the tensors of a mask."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FEW_ROWS = 16  # up to so many rows are searched one by one, which takes less ti
 
 
 def own(tensor: Tensor) -> Tensor:
-    """A copy that counts the writes to it, even where it is made in inference mode."""
+    """Copy a tensor such that PyTorch counts the writes to the copy, in inference mode too."""
     if get_mode().compiled:
         return tensor.detach().clone()
     with torch.inference_mode(False):
@@ -32,8 +32,10 @@ def own(tensor: Tensor) -> Tensor:
 
 
 def derived(mask: Any, tensor: Tensor, derive: Callable[[Tensor], T]) -> T:
-    """`derive(tensor)` of a mask's tensor: found once, and again when the tensor was replaced or written to. Compiled
-    code gets the result that was found before."""
+    """Return `derive(tensor)` for a tensor of a mask, cached until the tensor is replaced or written to.
+
+    Compiled code reads the cached result.
+    """
     before, mode = getattr(mask, "_derived", None), get_mode()
     if before is not None and (mode.compiled or _same(before[0], tensor)):
         found: T = before[1]
@@ -49,14 +51,17 @@ def _same(versions: Versions | None, tensor: Tensor) -> bool:
 
 
 def wrong_shape(name: str, row: tuple[Any, ...], expected: str, sizes: Sizes, hint: str = "") -> ShapeError:
-    """The error for a mask's tensor of a shape that does not fit the scores. `row`: its shape, blank for other axes."""
+    """Make the error for a tensor of a mask whose shape does not fit the scores.
+
+    `row` is its shape as a row of a table below the scores, "" for other axes.
+    """
     rows = {"scores": (*sizes.shown, sizes.queries, sizes.keys), name.split()[-1]: row}
     shape = tuple(size for size in row if size != "")
     return ShapeError(f"{name} has shape {shape}; expected {expected}.\n{columns(rows)}{hint}")
 
 
 def intervals(keep: Tensor, keys: int) -> tuple[Tensor, Tensor, bool]:
-    """The hull [start, stop) of each row, and whether every row is all of its hull."""
+    """Compute the hull [start, stop) of each row, and whether every row fills its hull."""
     if keep.shape[-1] == 1:  # one column stands for every key
         stop = keep[..., 0] * keys
         return torch.zeros_like(stop), stop, True
@@ -73,8 +78,10 @@ def intervals(keep: Tensor, keys: int) -> tuple[Tensor, Tensor, bool]:
 
 
 def _of_few_rows(keep: Tensor, keys: int) -> tuple[Tensor, Tensor, bool]:
-    """The same by searches in the bytes of each row, in a few microseconds: a model that generates makes such a mask
-    for each token."""
+    """Compute the same by searches in the bytes of each row.
+
+    It takes a few microseconds: a model that generates makes such a mask for each token.
+    """
     # bytes 0 and 1: a bool that is a view of bytes may hold any number for True
     numbers, found, exact = keep.detach().numpy().astype(np.uint8).tobytes(), [], True
     for row in range(0, len(numbers), keys):
@@ -87,14 +94,14 @@ def _of_few_rows(keep: Tensor, keys: int) -> tuple[Tensor, Tensor, bool]:
 
 
 class Known(NamedTuple):
-    """The values that are read of lengths, on the host."""
+    """The values of lengths on the host."""
 
     values: Hashable | None  # their shape and numbers; None where they are many
     longest: int | None  # None where there are none, or they cannot be read
 
 
 def known(lengths: Tensor, name: str) -> Known:
-    """The values of lengths, in one look; raise where one is below 0."""
+    """Read the values of lengths once; raise if one is below 0."""
     values = few_values(lengths)
     if values is not None:
         least, most = min(values[1:], default=0), max(values[1:], default=None)
@@ -112,14 +119,14 @@ def _below_0(name: str, least: int) -> ClearheadError:
 
 
 def few_values(numbers: Tensor) -> tuple[Any, ...] | None:
-    """The shape and the values of a small tensor, read once, for `Mask.signature`; None for a larger one."""
+    """Read the shape and the values of a small tensor once, for `Mask.signature`; return None for a larger tensor."""
     if numbers.numel() > 64 or not is_readable(numbers):
         return None
     return (tuple(numbers.shape), *numbers.flatten().tolist())
 
 
 def signature_of(mask: Any) -> Hashable | None:
-    """The signature of a mask by the values that it has read; None where they are many."""
+    """Return the signature of a mask from the values that it has read; None if there are many."""
     values = mask._read().values
     return None if values is None else (type(mask), values)
 
@@ -139,7 +146,10 @@ def as_tensor(numbers: Any, name: str) -> Tensor:
 
 
 def check_integers(given: Any, name: str, dims: tuple[int, ...], expected: str) -> Tensor:
-    """Integers as int64; raise for other numbers, and for another number of dimensions. `expected`: the shapes."""
+    """Return integers as int64; raise for other dtypes and other numbers of dimensions.
+
+    `expected` names the shapes in the error.
+    """
     numbers = as_tensor(given, name)
     if not is_whole(numbers) or numbers.ndim not in dims:
         raise ClearheadError(
@@ -149,9 +159,9 @@ def check_integers(given: Any, name: str, dims: tuple[int, ...], expected: str) 
 
 
 def check_lengths(lengths: Any, name: str, read: bool = False) -> Tensor:
-    """A copy as int64; raise for anything but integers, 0 or more, in at most two dimensions.
+    """Return a copy as int64; raise unless it holds integers of at least 0 in at most two dimensions.
 
-    `read`: `known` reads them next, and raises where one is below 0.
+    With `read`, the function `known` reads them next, and raises if one is below 0.
     """
     lens = as_tensor(lengths, name)
     if not is_whole(lens):

@@ -27,7 +27,7 @@ Edges = tuple[Tensor, Tensor]  # starts and stops, int64
 
 @with_outline
 class Spans(NamedTuple):
-    """The normal form of a mask: query i may see the keys start_i ≤ j < stop_i outside of gaps, if the residual agrees.
+    """The normal form of a mask: an interval of keys for each query, with gaps, and a residual for the rest.
 
     >>> import torch, clearhead as ch
     >>> class FirstKeys(ch.extend.Mask):
@@ -37,14 +37,20 @@ class Spans(NamedTuple):
     >>> FirstKeys().dense(1, 4)
     tensor([[ True,  True, False, False]])
 
-    `start`, `stop`: int64 (B or 1, H or 1, Lq or 1), within [0, Lk]; nothing is allowed where stop ≤ start, and such
-    edges may lie anywhere.
-    `residual(batch, heads, queries, keys)`, of four slices, gives this part as a bool tensor that broadcasts to it;
-    None where no residual is needed. It is asked for the keys from start to stop alone, and at each call, unless the
-    mask has a `signature()` or `depends()`.
-    `gaps`: starts and stops of the intervals that are left out in between, int64 (B or 1, H or 1, Lq or 1, n), sorted
-    and disjoint; some may be empty; None where there are no gaps. `intervals` and
-    `of_intervals` convert to and from lists of intervals.
+    The function `of_intervals` and the method `intervals` convert from and to lists of intervals.
+
+    Attributes:
+        start: The first key of each query, int64 (B or 1, H or 1, Lq or 1), within [0, Lk].
+        stop: One more than the last key, same shape. Where stop ≤ start no key is allowed, and both may have any value.
+        residual: A function `residual(batch, heads, queries, keys)` of four slices, which returns this part as a bool
+            tensor that broadcasts to it; None where no residual is needed. It is called for the keys from start to stop
+            only, and at each call unless the mask has a `signature()` or `depends()`.
+        reads: The caller's tensors that the residual reads.
+        gaps: The starts and the stops of the intervals that are masked in between, int64 (B or 1, H or 1, Lq or 1, n),
+            sorted and disjoint; some may be empty. None where there are no gaps.
+
+    Formula:
+        Query i attends to the keys start_i ≤ j < stop_i outside of its gaps at which the residual is True.
     """
 
     start: Tensor
@@ -55,18 +61,36 @@ class Spans(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Whether each query sees one interval."""
+        """Whether the mask is one interval of keys for each query."""
         return self.residual is None and self.gaps is None
 
     def keep(self, batch: slice, heads: slice, queries: slice, keys: slice, size: int) -> Tensor:
-        """The part of the mask that these slices name, bool; `size` is Lk."""
+        """Compute the part of the mask at four slices.
+
+        Args:
+            batch: The sequences.
+            heads: The heads.
+            queries: The queries.
+            keys: The keys.
+            size: Lk.
+
+        Returns:
+            A bool tensor of four dimensions that broadcasts to the part.
+        """
         start, stop, *gaps = (part(edge, batch, heads, queries) for edge in self.edges())
         positions = torch.arange(*extent(keys, size), device=self.start.device)
         keep = Spans(start, stop, gaps=(gaps[0], gaps[1]) if gaps else None).within(positions)
         return keep if self.residual is None else keep & self.rest(batch, heads, queries, keys)
 
     def within(self, positions: Tensor) -> Tensor:
-        """Whether these positions of keys, (..., keys), are in the intervals of each query."""
+        """Compute whether positions of keys are in the intervals of each query, without the residual.
+
+        Args:
+            positions: Key indices, int64, (..., keys).
+
+        Returns:
+            A bool tensor (B or 1, H or 1, Lq or 1, keys).
+        """
         keep = (positions >= self.start.unsqueeze(-1)) & (positions < self.stop.unsqueeze(-1))
         if self.gaps is not None:
             for low, high in zip(*(edge.unbind(-1) for edge in self.gaps), strict=True):
@@ -74,7 +98,14 @@ class Spans(NamedTuple):
         return keep
 
     def pairs(self, size: int) -> Residual:
-        """`keep`, by single pairs too where the residual is."""
+        """Return `keep` as one function of four slices, which also computes single pairs if the residual does.
+
+        Args:
+            size: Lk.
+
+        Returns:
+            A function in the form of a residual.
+        """
         intervals = self._replace(residual=None)
 
         def part(*sides: slice) -> Tensor:
@@ -94,13 +125,24 @@ class Spans(NamedTuple):
         return inside if self.residual is None else Joined(and_, inside, self.residual)
 
     def rest(self, *sides: slice) -> Tensor:
-        """The residual of this part, in four dimensions."""
+        """Compute the residual of a part, in four dimensions.
+
+        Args:
+            sides: Four slices: batch, heads, queries, keys.
+
+        Returns:
+            A bool tensor that broadcasts to the part.
+        """
         assert self.residual is not None
         keep = self.residual(*sides)
         return keep if keep.ndim == 4 else keep.reshape((1,) * (4 - keep.ndim) + tuple(keep.shape))
 
     def host(self) -> tuple[np.ndarray, np.ndarray]:
-        """Starts and stops on the host, of one shape; (0, 0) where nothing is allowed."""
+        """Return the starts and stops on the host.
+
+        Returns:
+            Two int64 arrays of one shape; both are 0 for a query without an allowed key.
+        """
         start, stop = edges_on_host(self.start, self.stop)
         nothing = stop <= start
         if nothing.any():
@@ -110,8 +152,11 @@ class Spans(NamedTuple):
         return start, stop
 
     def intervals(self) -> Edges:
-        """The intervals of each query, (B or 1, H or 1, Lq or 1, n), as starts and stops: start₁ ≤ stop₁ ≤ start₂ ≤
-        …."""
+        """Return the intervals of each query as starts and stops, where start₁ ≤ stop₁ ≤ start₂ ≤ ….
+
+        Returns:
+            Two int64 tensors (B or 1, H or 1, Lq or 1, n).
+        """
         start, stop = self.start.unsqueeze(-1), torch.maximum(self.start, self.stop).unsqueeze(-1)
         if self.gaps is None:
             return start, stop
@@ -121,24 +166,28 @@ class Spans(NamedTuple):
         return torch.cat([start, high], -1), torch.cat([low, stop], -1)
 
     def edges(self) -> tuple[Tensor, ...]:
-        """The tensors that say where intervals begin and end."""
+        """Return the tensors that hold the starts and stops of intervals and gaps.
+
+        Returns:
+            start, stop, and the starts and stops of the gaps if there are gaps.
+        """
         return (self.start, self.stop, *(self.gaps or ()))
 
 
 def map_edges(spans: Spans, change: Callable[[Tensor], Tensor]) -> Spans:
-    """The spans with each tensor that says where intervals begin and end changed."""
+    """Return the spans with `change` applied to each tensor of starts or stops."""
     gaps = None if spans.gaps is None else (change(spans.gaps[0]), change(spans.gaps[1]))
     return spans._replace(start=change(spans.start), stop=change(spans.stop), gaps=gaps)
 
 
 def all_keys(sizes: Sizes, residual: Residual | None = None, reads: tuple[Tensor, ...] = ()) -> Spans:
-    """Spans of every key for every query, with a residual."""
+    """Return spans of every key for every query, with a residual."""
     start = torch.zeros(1, 1, 1, dtype=torch.int64, device=sizes.device)
     return Spans(start, start + sizes.keys, residual, reads)
 
 
 def edges_on_host(start: Tensor, stop: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Starts and stops on the host; from another device in one copy, as each is waited for."""
+    """Copy starts and stops to the host; from another device in one copy, because each copy waits for the device."""
     if is_on_host(start) or has_vmap_dimension(start) or has_vmap_dimension(stop):
         return to_host_array(start), to_host_array(stop)
     both = to_host_array(torch.stack(torch.broadcast_tensors(start, stop)))  # type: ignore[no-untyped-call]
@@ -146,7 +195,7 @@ def edges_on_host(start: Tensor, stop: Tensor) -> tuple[np.ndarray, np.ndarray]:
 
 
 def of_intervals(start: Tensor, stop: Tensor, keys: int) -> Spans | None:
-    """Spans of lists of intervals as `Spans.intervals` gives them; None where a query has more than `MOST`."""
+    """Return the spans of lists of intervals in the form of `Spans.intervals`; None if a query has more than `MOST`."""
     if all(is_readable(edge) and is_on_host(edge) for edge in (start, stop)):
         start, stop = _compact(start, stop, keys)
     count = start.shape[-1]
@@ -161,7 +210,7 @@ def of_intervals(start: Tensor, stop: Tensor, keys: int) -> Spans | None:
 
 
 def _compact(start: Tensor, stop: Tensor, keys: int) -> Edges:
-    """The same intervals in as few columns as possible; intervals that touch are joined."""
+    """Return the same intervals in as few columns as possible, with touching intervals joined."""
     if start.shape[-1] == 1:
         return start, stop
     some = stop > start
@@ -178,13 +227,13 @@ def _compact(start: Tensor, stop: Tensor, keys: int) -> Edges:
 
 
 def _same_rows(*edges: Tensor) -> list[Tensor]:
-    """Lists of intervals for the same rows."""
+    """Expand lists of intervals to the same rows."""
     shape = [max(sizes) if 0 not in sizes else 0 for sizes in zip(*(edge.shape[:-1] for edge in edges), strict=True)]
     return [edge.expand(*shape, edge.shape[-1]) for edge in edges]
 
 
 def union(one: Edges, two: Edges) -> Edges:
-    """The union of two lists of n and m intervals: n + m intervals."""
+    """Return the union of two lists of n and m intervals: n + m intervals."""
     a, b, c, d = _same_rows(*one, *two)
     start, order = torch.cat([a, c], -1).sort(-1)
     stop = torch.cat([b, d], -1).gather(-1, order)
@@ -195,7 +244,7 @@ def union(one: Edges, two: Edges) -> Edges:
 
 
 def intersection(one: Edges, two: Edges, keys: int) -> Edges:
-    """The intersection of two lists of n and m intervals: n + m − 1 intervals."""
+    """Return the intersection of two lists of n and m intervals: n + m − 1 intervals."""
     a, b, c, d = _same_rows(*one, *two)
     count = a.shape[-1] + c.shape[-1] - 1
     start = torch.maximum(a.unsqueeze(-1), c.unsqueeze(-2)).flatten(-2)
@@ -207,15 +256,17 @@ def intersection(one: Edges, two: Edges, keys: int) -> Edges:
 
 
 def complement(start: Tensor, stop: Tensor, keys: int) -> Edges:
-    """The complement of n intervals in [0, keys): n + 1 intervals."""
+    """Return the complement of n intervals in [0, keys): n + 1 intervals."""
     start, stop = _same_rows(start, stop)
     low, high = start.new_zeros(*start.shape[:-1], 1), start.new_full((*start.shape[:-1], 1), keys)
     return torch.cat([low, stop], -1), torch.cat([start, high], -1)
 
 
 def check_spans(spans: Any, sizes: Sizes, who: str) -> Spans:
-    """The normal form that `who` gave, such as a mask's `lower`, its sizes checked, since engines rely on them. The
-    residual's results are checked at each call."""
+    """Return the normal form that a function `who` returned, after checks of its sizes, on which engines rely.
+
+    The results of the residual are checked at each call.
+    """
     if not isinstance(spans, Spans):
         raise ClearheadError(f"{who} gave a {type(spans).__name__}; expected Spans(start, stop).")
     gaps = () if spans.gaps is None else tuple(spans.gaps)
@@ -237,15 +288,15 @@ def check_spans(spans: Any, sizes: Sizes, who: str) -> Spans:
 
 
 def _may_be_sorted(start: Tensor, stop: Tensor) -> bool:
-    """False where the edges of gaps can be read at once, and are not sorted and disjoint."""
+    """Return False if the edges of gaps can be read at once, and are not sorted and disjoint."""
     known = is_on_host(start) and is_readable(start)
     return not known or bool((torch.stack((start, stop), -1).flatten(-2).diff() >= 0).all())
 
 
 def _move_empty_intervals(spans: Spans) -> Spans:
-    """Set the edges of intervals of nothing to 0: outside of the keys, code that indexes by an edge reads another key.
+    """Set the edges of empty intervals to 0: code that indexes by an edge must not read outside of the keys.
 
-    The spans stay as they are where their values can be read at once and no such edge is found.
+    The spans stay the same object if their values can be read at once and no such edge exists.
     """
     some = spans.stop > spans.start
     known = is_readable(some) and is_on_host(some)
@@ -255,6 +306,6 @@ def _move_empty_intervals(spans: Spans) -> Spans:
 
 
 def _checked_residual(residual: Residual, sizes: Sizes, who: str, *sides: slice) -> Tensor:
-    """The residual of a part, checked: it must broadcast to the part."""
+    """Compute the residual of a part, and raise unless it broadcasts to the part."""
     asked = [len(range(size)[side]) for size, side in zip(sizes.shape, sides, strict=True)]
     return as_part(residual(*sides), asked, sizes.device, f"{who}: its residual", boolean=True)

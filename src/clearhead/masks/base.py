@@ -33,7 +33,7 @@ OPERATORS: dict[str, Callable[..., Mask]] = {}  # what `&`, `|` and `~` make: se
 
 
 class Mask(PartSettings, ABC):
-    """Who may see whom: True means "may attend". Masks combine with `&`, `|` and `~`.
+    """Base class of masks: which pairs of a query and a key are allowed.
 
     >>> import clearhead as ch
     >>> ch.Causal() & ch.SlidingWindow(before=1)
@@ -45,9 +45,15 @@ class Mask(PartSettings, ABC):
     · · · ■ ■ ·
     · · · · ■ ■
 
-    A mask of your own is a subclass with `lower(sizes)`, which gives its `Spans`. They are kept for later calls if the
-    class has `signature()` or `depends()`. In compiled code `&` and `|` work; write `~` outside of compiled code, since
-    the compiler does not support this operator for classes.
+    A mask is True where a query may attend to a key. Masks combine with `&`, `|` and `~`. In compiled code `&` and `|`
+    work; write `~` outside of compiled code, since the compiler does not support this operator for classes.
+
+    A user-defined mask is a subclass with `lower(sizes)`, which returns its `Spans`. The spans are cached for later
+    calls if the class has `signature()` or `depends()`.
+
+    Attributes:
+        positional: Whether the mask depends on the positions of the queries, and so on the `align=` of the call; False
+            by default.
     """
 
     __array_ufunc__ = None  # so that NumPy's arrays leave operators to the mask
@@ -58,75 +64,126 @@ class Mask(PartSettings, ABC):
 
     @abstractmethod
     def lower(self, sizes: Sizes) -> Spans:
-        """The normal form for a (B, H, Lq, Lk) matrix. Raises a `ClearheadError` where the mask does not fit it."""
+        """Return the normal form of this mask for a (B, H, Lq, Lk) matrix.
+
+        Args:
+            sizes: The sizes of the score matrix, its device, and the alignment of the call.
+
+        Returns:
+            The `Spans` of the mask, on the device of `sizes`.
+
+        Raises:
+            ClearheadError: If the mask does not fit the sizes.
+        """
 
     def signature(self) -> Hashable | None:
-        """A small value that determines this mask, by which its spans can be cached; or None."""
+        """Return a small hashable value that determines this mask, as the key of cached spans.
+
+        Returns:
+            The value; None if the mask has no such value.
+        """
         return None
 
     def depends(self) -> tuple[Tensor, ...] | None:
-        """The tensors that decide, with the attributes, which pairs this mask allows; None where they are not known.
+        """Return the tensors that determine, together with the attributes, which pairs this mask allows.
 
-        The normal form is kept until one of them is written to, or an attribute changes.
+        The spans of the mask are cached until one of these tensors is written to, or an attribute changes.
+
+        Returns:
+            The tensors; None if they are unknown, and the spans are not cached.
+
+        Raises:
+            ClearheadError: If the memory of one of the tensors was freed.
         """
         return None if self.signature() is None else ()
 
     def _list_notes(self) -> list[str]:
-        """The remarks on this mask that `clearhead.plan` shows."""
+        """Return the remarks on this mask that `clearhead.plan` shows."""
         return []
 
     def __getstate__(self) -> dict[str, Any]:  # copies and pickles keep no normal form
         return {name: value for name, value in vars(self).items() if not name.startswith(KEPT)}
 
     def drawn(self) -> Sizes:
-        """The sizes at which `repr` draws this mask; 0 where any size will do; 1 where the mask repeats."""
+        """Return the sizes at which `repr` draws this mask.
+
+        Returns:
+            The sizes. 0 queries or keys: any number shows the pattern. 1: the mask is the same along this axis.
+        """
         return Sizes(1, 1, 0, 0)
 
     def _count_drawn_keys(self) -> int:
-        """The least number of keys at which a picture shows the pattern of this mask."""
+        """Return the least number of keys at which a picture shows the pattern of this mask."""
         return 6
 
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:
-        """A mask to try this class with, that fits these sizes: `clearhead.testing.check_mask` calls it."""
+        """Return a mask of this class that fits the sizes, for `clearhead.testing.check_mask`.
+
+        Args:
+            sizes: The sizes of the score matrix, its device, and the alignment of the call.
+
+        Returns:
+            A mask of this class.
+
+        Raises:
+            NotImplementedError: If the class does not define the method.
+        """
         raise NotImplementedError(f"{cls.__name__} needs a classmethod example(sizes) -> Mask, to be checked with.")
 
     def _resolve(self, sizes: Sizes) -> Spans:
-        """The spans of `lower`, after checks of their sizes."""
+        """Return the spans of `lower`, after checks of their sizes."""
         return check_spans(self.lower(sizes), sizes, f"{type(self).__name__}.lower")
 
     def _compute_matrix(self, sizes: Sizes) -> Tensor:
-        """Every pair, bool, (B or 1, H or 1, Lq or 1, Lk), by the logic of the expression itself."""
+        """Compute every pair, bool, (B or 1, H or 1, Lq or 1, Lk), by the logic of the expression itself."""
         return self._compute_part(sizes, (slice(None),) * 4)
 
     def steps(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
-        """How this mask says which pairs are allowed, for `clearhead.explain`; the last step is the mask, bool.
+        """Return the steps that compute this mask, for `clearhead.explain`.
 
-        `at`: four slices of (B, H, Lq, Lk), the part that is asked for; an axis along which the mask repeats has size
-        1. `name`: the name of the last step. A mask that has no steps of its own is shown as it is.
+        A class without steps of its own is shown as one step, the mask itself.
+
+        Args:
+            sizes: The sizes of the whole score matrix.
+            at: Four slices of (B, H, Lq, Lk): the part to compute. An axis along which the mask repeats has size 1.
+            name: The name of the last step.
+
+        Returns:
+            The steps in order; the value of the last one is the mask, bool.
         """
         why = f"{said(self, self.title)}: True where the query may see the key."
         return [Step(name, why, self._compute_part(sizes, at), PAIRS)]
 
     def _explain(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
-        """Its `steps`, or the mask alone where they end in another mask, as steps of a parent class may."""
+        """Return the `steps`, or the mask alone if they end in another mask, as inherited steps may."""
         steps = self.steps(sizes, at, name)
         differ = (steps[-1].value ^ self._compute_part(sizes, at)).any()
         return Mask.steps(self, sizes, at, name) if bool(differ) else steps
 
     def _compute_part(self, sizes: Sizes, at: Sides) -> Tensor:
-        """The part that four slices name, bool; an axis along which the mask repeats may have size 1."""
+        """Compute the part at four slices, bool; an axis along which the mask repeats may have size 1."""
         return self._resolve(sizes).keep(*at, sizes.keys)
 
     def spans(self, query: Array | int, key: Array | int, align: AlignLike = None) -> Spans:
-        """The normal form for these inputs: `start` and `stop`, (B or 1, H or 1, Lq or 1), and the residual."""
+        """Return the normal form of this mask for a query and a key.
+
+        Args:
+            query: A tensor or array (..., Lq, Eq), of which only the shape is read, or the number Lq.
+            key: A tensor or array (..., Lk, Ek), of which only the shape is read, or the number Lk.
+            align: The key index at which query 0 stands, as for `attention`: "upper_left", "lower_right", an integer,
+                or integers (B,).
+
+        Returns:
+            The `Spans`: `start` and `stop`, (B or 1, H or 1, Lq or 1), and the residual.
+
+        Raises:
+            ClearheadError: If the mask does not fit the sizes, or needs `align`.
+        """
         return self._resolve(_sizes_of(self, query, key)._replace(align=check_align(align)))
 
     def dense(self, query: Array | int, key: Array | int, align: AlignLike = None) -> Tensor:
-        """The whole mask as a bool tensor (..., Lq, Lk), with the inputs' leading dimensions. O(Lq · Lk) memory.
-
-        `query`, `key`: tensors or arrays of which the shapes are read, or the numbers Lq and Lk: then with as many
-        leading dimensions as the mask itself has. `align`: as for `attention`.
+        """Return the whole mask as a bool tensor (..., Lq, Lk).
 
         >>> import torch, clearhead as ch
         >>> ch.Causal().dense(2, 3, align="lower_right").int()
@@ -134,6 +191,22 @@ class Mask(PartSettings, ABC):
                 [1, 1, 1]], dtype=torch.int32)
         >>> ch.Lengths([2, 4]).dense(3, 5).shape
         torch.Size([2, 3, 5])
+
+        Args:
+            query: A tensor or array (..., Lq, Eq), of which only the shape is read, or the number Lq. For a number the
+                result has as many leading dimensions as the mask itself.
+            key: A tensor or array (..., Lk, Ek), of which only the shape is read, or the number Lk.
+            align: The key index at which query 0 stands, as for `attention`: "upper_left", "lower_right", an integer,
+                or integers (B,).
+
+        Returns:
+            The mask, bool, True = may attend, with the leading dimensions of the inputs.
+
+        Raises:
+            ClearheadError: If the mask does not fit the sizes, or needs `align`.
+
+        Cost:
+            O(Lq · Lk) memory.
         """
         sizes = _sizes_of(self, query, key)._replace(align=check_align(align))
         return sizes.restore(dense(self._resolve(sizes), sizes))
@@ -157,7 +230,11 @@ class Mask(PartSettings, ABC):
         raise ClearheadError("A mask has no truth value: combine masks with &, | and ~, not with and, or, not.")
 
     def title(self) -> str:
-        """The expression that makes this mask."""
+        """Return the expression that makes this mask.
+
+        Returns:
+            The expression as text, such as "Causal() & FirstKeys(2)".
+        """
         return f"{type(self).__name__}()"
 
     def plot(
@@ -171,13 +248,29 @@ class Mask(PartSettings, ABC):
         title: str | None = None,
         ax: Axes | None = None,
     ) -> Axes | np.ndarray:
-        """Draw the mask with matplotlib; pairs that may not attend are hatched. Returns the axes, or an array of them.
+        """Draw the mask with matplotlib; masked pairs are hatched.
 
-        `query`, `key`, `align`: as for `dense`; without them the mask is drawn at a size that shows its pattern.
-        `query_labels`, `key_labels`: a word for each query, for each key. `ax`: the axes to draw one picture on; None
-        makes new axes.
-        There is a picture for each sequence and head in which the mask differs. Above 512 queries or keys a cell is the
-        share of its pairs that may attend, found in O(Lq + Lk) memory. Up to 8 queries and keys each cell has 1 or 0.
+        There is one picture for each sequence and head in which the mask differs. Up to 8 queries and keys each cell
+        shows 1 or 0. Above 512 queries or keys a cell is the share of its pairs that are allowed.
+
+        Args:
+            query: A tensor or array (..., Lq, Eq), or the number Lq; by default a size that shows the pattern of the
+                mask.
+            key: A tensor or array (..., Lk, Ek), or the number Lk; by default that of `query`.
+            align: The key index at which query 0 stands, as for `attention`.
+            query_labels: One label for each query, such as its token.
+            key_labels: One label for each key.
+            title: The title of the picture; by default the expression of the mask.
+            ax: The matplotlib axes to draw one picture on; by default new axes.
+
+        Returns:
+            The axes, or an array of axes for several pictures.
+
+        Raises:
+            ClearheadError: If the mask does not fit the sizes, or `key` is given without `query`.
+
+        Cost:
+            O(Lq + Lk) memory.
         """
         if query is None and key is not None:
             raise ClearheadError("plot: key is given without query; pass both, tensors or lengths.")
@@ -190,7 +283,7 @@ class Mask(PartSettings, ABC):
         return f"{title}\n{drawn}" if (drawn := text(self)) else title
 
     def _repr_html_(self) -> str:
-        """The title and a picture, for notebooks."""
+        """Return the title and a picture, for notebooks."""
         return html(self)
 
 
@@ -198,7 +291,7 @@ MaskLike = Mask | Array | None
 
 
 def _sizes_of(mask: Mask, query: Any, key: Any) -> Sizes:
-    """The sizes of two arrays, or of two lengths: then for as many sequences and heads as the mask has."""
+    """Return the sizes of two arrays, or of two lengths with as many sequences and heads as the mask has."""
     sizes = array_sizes(query, key)
     if sizes.leading or isinstance(query, Tensor | np.ndarray):
         return sizes
@@ -208,10 +301,12 @@ def _sizes_of(mask: Mask, query: Any, key: Any) -> Sizes:
 
 
 def dense(spans: Spans, sizes: Sizes) -> Tensor:
+    """Compute the bool matrix (B, H, Lq, Lk) of spans."""
     return spans.keep(*(slice(None),) * 4, sizes.keys).expand(sizes.shape)
 
 
 def check_mask(other: Any, operator: str, side: str = "right") -> Mask:
+    """Return one side of `&` or `|`; raise unless it is a mask."""
     if isinstance(other, Mask):
         return other
     if not isinstance(other, Tensor | np.ndarray):

@@ -15,7 +15,7 @@ from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 
 
 class Causal(Mask):
-    """Each query sees the keys up to its own position.
+    """Causal mask: each query attends to the keys up to its own position.
 
     >>> import clearhead as ch
     >>> ch.Causal()
@@ -27,8 +27,14 @@ class Causal(Mask):
     ■ ■ ■ ■ ■ ·
     ■ ■ ■ ■ ■ ■
 
-    Rule: query i sees the keys j ≤ i + p, where p is the position of query 0, given by `align=` of the call, which is
-    required where Lq ≠ Lk. Cost: O(Lq). Raises a `ClearheadError` where it is missing.
+    The position of query 0 is `align=` of the call, which is required where Lq ≠ Lk; without it a call raises a
+    `ClearheadError`.
+
+    Formula:
+        Query i attends to the keys j ≤ i + p, where p is the position of query 0.
+
+    Cost:
+        O(Lq).
     """
 
     positional = True
@@ -55,7 +61,7 @@ class Causal(Mask):
 
 
 def causal_alignment(mask: Tensor) -> Align:
-    """The alignment of a causal mask of PyTorch's (`is_causal_bias`); None for other tensors."""
+    """Return the alignment of PyTorch's causal mask (`is_causal_bias`); None for other tensors."""
     if not is_causal_bias(mask) or not hasattr(mask, "variant"):
         return None
     return "upper_left" if mask.variant.name == "UPPER_LEFT" else "lower_right"

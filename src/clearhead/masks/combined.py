@@ -1,4 +1,4 @@
-"""Masks that `&`, `|` and `~` make of masks."""
+"""The masks that `&`, `|` and `~` return."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ FEW_LEVELS = 3
 
 
 class Combined(Mask):
-    """Masks and an operator. Each mask is asked once, however often an expression uses it, and without recursion."""
+    """Masks joined by an operator.
+
+    Evaluation computes each mask once, however often an expression uses it, and is not recursive.
+    """
 
     meaning: str  # one sentence
     ends: tuple[str, ...]  # the end of each inner mask's name in an explanation
@@ -43,15 +46,15 @@ class Combined(Mask):
 
     @abstractmethod
     def join_spans(self, sizes: Sizes, *spans: Spans) -> Spans:
-        """The normal form, from those of the inner masks."""
+        """Return the normal form of the expression from the normal forms of the inner masks."""
 
     @abstractmethod
     def join_titles(self, *titles: str) -> str:
-        """The title, from those of the inner masks."""
+        """Return the title of the expression from the titles of the inner masks."""
 
     @abstractmethod
     def join_drawn(self, *drawn: Sizes) -> Sizes:
-        """The sizes of `drawn`, from those of the inner masks."""
+        """Return the sizes of `drawn` from the sizes of the inner masks."""
 
     def signature(self) -> Hashable | None:
         if self.levels <= FEW_LEVELS:  # few masks: asked in each call of a model that generates
@@ -120,24 +123,24 @@ class Combined(Mask):
         return found
 
     def _fold(self, join: Callable[..., T], ask: Callable[[Mask], T]) -> T:
-        """The result of `join` for each operator, from those of the masks that it joins; of `ask` for other masks."""
+        """Fold the expression: `ask` gives the result of a leaf, and `join` combines the results at an operator."""
         return fold(self, inner_masks, lambda mask, *inner: join(mask, *inner) if inner else ask(mask))
 
 
 def inner_masks(mask: Mask) -> tuple[Mask, ...]:
-    """The masks that an expression joins; none for any other mask."""
+    """Return the masks that an expression joins; none for any other mask."""
     return mask.inner if isinstance(mask, Combined) else ()
 
 
 def leaves(mask: Mask) -> list[Mask]:
-    """The masks of an expression that are no expressions, each once."""
+    """Return the masks of an expression that are no expressions themselves, each once."""
     found: list[Mask] = []
     fold(mask, inner_masks, lambda part, *inner: None if inner else found.append(part))
     return found
 
 
 def with_leaves(mask: Mask, change: Callable[[Mask], Mask]) -> Mask:
-    """The expression with each of its leaves changed; itself where none is."""
+    """Return the expression with each of its leaves changed; the same object if no leaf changes."""
 
     def make(part: Mask, *inner: Mask) -> Mask:
         if not inner:
@@ -149,7 +152,7 @@ def with_leaves(mask: Mask, change: Callable[[Mask], Mask]) -> Mask:
 
 
 class Pair(Combined):
-    """Two masks and an operator."""
+    """Two masks joined by an operator."""
 
     operator: str
     ends = ("left", "right")
@@ -168,7 +171,7 @@ class Pair(Combined):
 
 
 class And(Pair):
-    """Allowed where both allow: the intersection of their intervals."""
+    """Pairs that both masks allow: the intersection of their intervals."""
 
     operator = "&"
     join = staticmethod(and_)
@@ -194,7 +197,7 @@ class And(Pair):
 
 
 class Or(Pair):
-    """Allowed where either allows: the union of their intervals, with a residual where one has a residual."""
+    """Pairs that either mask allows: the union of their intervals, with a residual if either mask has a residual."""
 
     operator = "|"
     join = staticmethod(or_)
@@ -220,7 +223,7 @@ class Or(Pair):
 
 
 class Not(Combined):
-    """Allowed where the other mask does not allow: the complement of its intervals, or a residual."""
+    """Pairs that the inner mask does not allow: the complement of its intervals, or a residual."""
 
     meaning = "~, not: True where the other is False."
     ends = ("inner",)
@@ -247,12 +250,12 @@ class Not(Combined):
 
 
 def _either(a: Spans, b: Spans, sizes: Sizes, join: Callable[..., Tensor]) -> Residual:
-    """Two masks joined pair by pair."""
+    """Return the residual of two masks that are joined pair by pair."""
     return Joined(join, a.pairs(sizes.keys), b.pairs(sizes.keys))
 
 
 def _all_of(*several: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Some tensors and others, each once."""
+    """Return the tensors of all tuples, each once."""
     found: dict[int, Tensor] = {id(tensor): tensor for tensors in several for tensor in tensors}
     return tuple(found.values())
 

@@ -1,4 +1,4 @@
-"""A mask given in full."""
+"""A mask given as a bool matrix."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COPY = f"{KEPT}_copy"
 
 
 class DenseMask(Mask):
-    """Any pattern, given as a bool matrix; a bool tensor passed as `mask=` becomes a DenseMask.
+    """Any pattern, given as a bool matrix; a bool tensor passed as `mask=` becomes a `DenseMask`.
 
     >>> import torch, clearhead as ch
     >>> ch.DenseMask(torch.tensor([[True, False, True], [False, True, True]]))
@@ -28,11 +28,23 @@ class DenseMask(Mask):
     ■ · ■
     · ■ ■
 
-    Rule: query i sees the keys j with keep[..., i, j]. Blocks of 48 × 64 pairs of which none is allowed are
-    skipped. Cost: some passes over the matrix; a later use takes one pass, which compares the matrix with a copy.
-    `keep`: bool, (Lq, Lk) or broadcasting to the scores: (B, Lq, Lk) without heads, (B, H, Lq, Lk) with heads.
-    Raises a `ClearheadError` for other dtypes and shapes; three dimensions on inputs with heads are refused, because
-    where B = H they would broadcast to the wrong place.
+    The mask reads `keep` itself, not a copy: later writes to the tensor change the mask.
+
+    Args:
+        keep: The matrix, bool, True = may attend: (Lq, Lk), or a shape that broadcasts to the scores: (B, Lq, Lk) for
+            inputs without heads, (B, H, Lq, Lk) for inputs with heads.
+
+    Raises:
+        ClearheadError: If the dtype is not bool. A call raises one if the shape does not fit the scores. Three
+            dimensions beside inputs with heads are an error too, because for B = H they would broadcast along the wrong
+            axis.
+
+    Formula:
+        Query i attends to the keys j with keep[..., i, j].
+
+    Cost:
+        A few passes over the matrix at the first use. A later use takes one pass, which compares the matrix with a
+        copy. Blocks of 48 × 64 pairs without an allowed pair are skipped.
     """
 
     def __init__(self, keep: Array) -> None:
@@ -44,9 +56,16 @@ class DenseMask(Mask):
         return cls(((i * 7 + j * 3) % 5 < 2).to(sizes.device))
 
     def depends(self) -> tuple[Tensor, ...] | None:
-        """A copy of `keep`, made at the second use, and made again whenever `keep` has changed since.
+        """Return a copy of `keep` that changes whenever `keep` changes.
 
-        `keep` may share its memory with an array, and writes to an array are not counted.
+        The copy is made at the second use, and again whenever the values of `keep` differ from it. A version counter
+        would not do: `keep` may share its memory with a NumPy array, and PyTorch does not count writes to an array.
+
+        Returns:
+            The copy in a tuple; None at the first use, and where the values cannot be read on the host.
+
+        Raises:
+            ClearheadError: If the memory of `keep` was freed.
         """
         keep, known = check_memory(self.keep, "DenseMask: keep"), vars(self)
         if not is_on_host(keep) or not is_readable(keep):
@@ -85,8 +104,14 @@ class DenseMask(Mask):
 
 
 def check_keep(keep: Tensor, name: str, given: Array, additive: str = "mask={}") -> Tensor:
-    """The tensor. Raise unless it is bool; `given`: what the caller passed, by whose type the error names a remedy.
-    `additive`: the remedy for an additive mask, see `refuse_additive`."""
+    """Return the tensor `keep`; raise unless it is bool.
+
+    Args:
+        keep: The tensor.
+        name: The name of the argument, for the error.
+        given: The value that the caller passed; its type decides the remedy that the error names.
+        additive: The remedy for an additive mask, as in `refuse_additive`.
+    """
     if keep.dtype != torch.bool:
         refuse_additive(given, name, additive)
         whole = not (keep.is_floating_point() or keep.is_complex())

@@ -1,4 +1,4 @@
-"""Packed documents."""
+"""Masks of documents that are packed one after the other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 
 
 class Documents(Mask):
-    """Each query sees the keys of its own document: sequences packed one after the other.
+    """Each query attends to the keys of its own document: sequences packed one after the other.
 
     >>> import torch, clearhead as ch
     >>> ch.Causal() & ch.Documents.from_lengths([2, 3])
@@ -32,14 +32,27 @@ class Documents(Mask):
     · · ■ ■ ·
     · · ■ ■ ■
 
-    Rule: query i sees the keys j with ids[j] = ids[i + p], where p is the position of query 0. It sees no key where
-    i + p is no key's position.
-    `ids`: integers (Lk,) or (B, Lk), a list, array or tensor: each key's document. Documents whose keys stand together
-    are intervals; ids that recur apart work too, at the cost of a comparison for each pair. They are copied: later
-    writes to `ids` do not change the mask, as they change a `DenseMask` and a `MaskFunction` that reads them.
-    `Documents.from_lengths` takes the documents' lengths, `Documents.from_position_ids` the positions inside of them,
-    and `Documents.from_cu_seqlens` their edges, which may differ for queries and keys.
-    Raises a `ClearheadError` for other dtypes and shapes. Cost: O(Lk log Lk).
+    `Documents.from_lengths` takes the lengths of the documents, `Documents.from_position_ids` the position of each
+    token in its document, and `Documents.from_cu_seqlens` the document edges, which may differ for queries and keys.
+
+    Documents whose keys are contiguous become intervals. An id that occurs again after other documents works too, at
+    the cost of one comparison for each pair.
+
+    The mask copies `ids`: later writes to them do not change it. (A `DenseMask`, and a `MaskFunction` that reads a
+    tensor, change with the tensor.)
+
+    Args:
+        ids: The document of each key: integers (Lk,) or (B, Lk), as a list, array or tensor.
+
+    Raises:
+        ClearheadError: If `ids` has another dtype or shape.
+
+    Formula:
+        Query i attends to the keys j with ids[j] = ids[i + p], where p is the position of query 0. If no key has the
+        position i + p, query i attends to no key.
+
+    Cost:
+        O(Lk log Lk).
     """
 
     positional = True
@@ -51,16 +64,25 @@ class Documents(Mask):
 
     @classmethod
     def from_lengths(cls, lengths: Integers) -> Documents:
-        """Documents of these lengths, one after the other: whole numbers (n,), a list, array or tensor.
+        """Make documents of these lengths, one after the other.
 
-        The mask's size depends on the values of `lengths`: make it outside of compiled code.
+        The size of the mask depends on the values of `lengths`, so call this outside of compiled code.
+
+        Args:
+            lengths: The length of each document: integers (n,), as a list, array or tensor.
+
+        Returns:
+            The mask, for sum(lengths) keys.
+
+        Raises:
+            ClearheadError: If `lengths` has another dtype or shape, or a negative length.
         """
         lengths = _with_values(lengths, "lengths")
         return cls(torch.arange(lengths.shape[0], device=lengths.device).repeat_interleave(lengths))
 
     @classmethod
     def from_cu_seqlens(cls, cu_q: Integers, cu_k: Integers | None = None) -> Documents:
-        """Documents by the sums of their lengths, as variable-length kernels take them: whole numbers (n + 1,).
+        """Make documents from cumulative sums of their lengths, as variable-length kernels take them.
 
         >>> import torch, clearhead as ch
         >>> documents = ch.Documents.from_cu_seqlens([0, 1, 3], [0, 2, 5])
@@ -74,13 +96,26 @@ class Documents(Mask):
                 [0, 0, 1, 1, 0],
                 [0, 0, 1, 1, 1]], dtype=torch.int32)
 
-        Document d is the queries from cu_q[d] up to cu_q[d + 1], and the keys from cu_k[d] up to cu_k[d + 1]; cu_k None
-        means the same as cu_q. What stands beside it counts inside each document: other masks of the expression,
-        `bias=`, `align=` and functions of positions, whose batch index is the document. They are those of a padded
-        batch with a sequence for each document: `Lengths` holds a length for each document, and a `DenseMask` is
-        (n, 1, Lq, Lk), as long as the longest. `align="lower_right"` is flash-attn's alignment. Beside a `Documents` of
-        ids everything counts in the whole row. Make it outside of compiled code. Raises a `ShapeError` for sums of
-        other documents.
+        Document d has the queries from cu_q[d] up to cu_q[d + 1], and the keys from cu_k[d] up to cu_k[d + 1].
+
+        Beside this mask, positions count inside each document: in the other masks of the expression, in `bias=`, in
+        `align=`, and in functions of positions, whose batch index is the document. Masks and biases have the sizes of a
+        padded batch with one sequence for each document: `Lengths` holds one length for each document, and a
+        `DenseMask` is (n, 1, Lq, Lk) with the longest Lq and Lk. `align="lower_right"` is flash-attn's alignment.
+        Beside a `Documents` of ids, positions count in the whole row.
+
+        Call this outside of compiled code.
+
+        Args:
+            cu_q: The cumulative sums of the numbers of queries: integers (n + 1,), from 0 on, ascending.
+            cu_k: The same of the keys; None (default): the same as `cu_q`.
+
+        Returns:
+            The mask, for cu_q[-1] queries and cu_k[-1] keys.
+
+        Raises:
+            ShapeError: If `cu_q` and `cu_k` have different lengths, or one of them is not one-dimensional.
+            ClearheadError: If an argument does not begin at 0, or decreases.
         """
         queries = _cu_seqlens(cu_q, "cu_q")
         keys = queries if cu_k is None else _cu_seqlens(cu_k, "cu_k")
@@ -93,7 +128,7 @@ class Documents(Mask):
 
     @classmethod
     def from_position_ids(cls, position_ids: Integers) -> Documents:
-        """Documents by the position of each token in its own, as collators give packed rows: (Lk,) or (B, Lk).
+        """Make documents from the position of each token in its document, as collators give packed rows.
 
         >>> import clearhead as ch
         >>> ch.Documents.from_position_ids([0, 1, 0, 1, 2])
@@ -104,8 +139,18 @@ class Documents(Mask):
         · · ■ ■ ■
         · · ■ ■ ■
 
-        A document begins where the positions do not go up: from any number on, and with gaps. Padding of one number at
-        every place is a document a token. `run_on_clearhead` needs no such mask: the model makes one of its own.
+        A document begins wherever the positions do not increase. Its first position may be any number, and gaps are
+        allowed. Padding with one repeated number becomes one document for each token. A model that `run_on_clearhead`
+        runs makes such a mask itself.
+
+        Args:
+            position_ids: The position of each token in its document: integers (Lk,) or (B, Lk).
+
+        Returns:
+            The mask, for Lk keys.
+
+        Raises:
+            ClearheadError: If `position_ids` has another dtype or shape.
         """
         expected = "(Lk,) or (B, Lk), the position of each token in its document."
         places = check_integers(position_ids, "Documents: position_ids", (1, 2), expected)
@@ -142,7 +187,7 @@ class Documents(Mask):
         return self._compare(ids.expand(batch, -1).gather(1, own[:, 0].expand(batch, -1)), ids, at, name)
 
     def _compare(self, mine: Tensor, ids: Tensor, at: Sides, name: str) -> list[Step]:
-        """The steps that compare the documents of the queries, (B or 1, Lq), with those of the keys, (B or 1, Lk)."""
+        """Return the steps that compare the documents of the queries, (B or 1, Lq), and of the keys, (B or 1, Lk)."""
         rows, columns = part(mine.unsqueeze(1), *at[:3]).unsqueeze(-1), part(ids, at[0])[:, None, None, at[3]]
         row = "The number of the document that each key belongs to: a row."
         column = "The number of the document that each query belongs to: a column, (…, 1)."
@@ -185,12 +230,12 @@ class Documents(Mask):
         return Spans(start, stop, ByPair(residual, same), (read,))
 
     def _own(self, sizes: Sizes) -> Tensor:
-        """Each query's position among the keys, (B or 1, 1, Lq)."""
+        """Return the position of each query among the keys, (B or 1, 1, Lq)."""
         return torch.arange(sizes.queries, device=sizes.device).view(1, 1, -1) + query_offset(sizes, "Documents")
 
 
 class DocumentsByEdges(Documents):
-    """Documents in which the masks and biases beside them count positions."""
+    """Documents inside of which the masks and biases beside them count positions."""
 
     positional = False
     _document_edges: DocumentEdges
@@ -249,7 +294,7 @@ def _rows(ids: Tensor) -> Tensor:
 
 
 class Extents(NamedTuple):
-    """For each key the first and the last key of its document, (B, L), and whether all documents stand together."""
+    """The first and the last key of each key's document, (B, L), and whether all documents are contiguous."""
 
     first: Tensor
     last: Tensor

@@ -1,4 +1,4 @@
-"""The first keys, for every query."""
+"""The mask of the first keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 
 
 class FirstKeys(Mask):
-    """Every query sees the first keys: all keys, where there are no more than `count`.
+    """Every query attends to the first `count` keys, or to all keys if there are fewer.
 
     >>> import clearhead as ch
     >>> ch.Causal() & (ch.SlidingWindow(before=1) | ch.FirstKeys(2))        # a window, and the first keys as sinks
@@ -28,10 +28,23 @@ class FirstKeys(Mask):
     ■ ■ · ■ ■ ·
     ■ ■ · · ■ ■
 
-    Rule: query i sees the keys j < count. `Lengths` has a number for each sequence, and refuses more than Lk; here a
-    text, or a decoding step, may be shorter than `count`.
-    `count`: a number of keys, 0 or more. Raises a `ClearheadError` for other values. Cost: O(1).
-    Source: Xiao et al. 2024, "Efficient Streaming Language Models with Attention Sinks".
+    `Lengths` takes one number for each sequence, and raises for a number above Lk. Here `count` may exceed Lk, as in a
+    short text or an early decoding step.
+
+    Args:
+        count: The number of keys, 0 or more.
+
+    Raises:
+        ClearheadError: If `count` is not an integer of at least 0.
+
+    Formula:
+        Query i attends to the keys j < count.
+
+    Cost:
+        O(1).
+
+    Source:
+        Xiao et al. 2024, "Efficient Streaming Language Models with Attention Sinks".
     """
 
     def __init__(self, count: int) -> None:

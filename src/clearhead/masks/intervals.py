@@ -1,4 +1,4 @@
-"""A mask given as one interval for each query."""
+"""A mask given as one interval of keys for each query."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from clearhead.masks.base import Mask, Spans
 
 
 class Intervals(Mask):
-    """Each query sees one interval of keys, given as its two ends.
+    """Each query attends to one interval of keys, given by its start and stop.
 
     >>> import torch
     >>> from clearhead.masks import Intervals
@@ -23,10 +23,20 @@ class Intervals(Mask):
     · ■ ■ ■
     · · ■ ·
 
-    Rule: query i sees the keys start[..., i] ≤ j < stop[..., i].
-    `start`, `stop`: integers of one shape, (Lq,) or (B, Lq) or (B, H, Lq), sizes of 1 broadcast.
-    Raises a `ClearheadError` for other dtypes and shapes. Cost: O(B·H·Lq). Recorded masks whose rows are intervals
-    become `Intervals`.
+    Recorded masks whose rows are intervals become `Intervals`.
+
+    Args:
+        start: The first key of each query: integers (Lq,), (B, Lq) or (B, H, Lq). Sizes of 1 broadcast.
+        stop: One more than the last key of each query, same shape.
+
+    Raises:
+        ClearheadError: If an argument has another dtype or shape.
+
+    Formula:
+        Query i attends to the keys start[..., i] ≤ j < stop[..., i].
+
+    Cost:
+        O(B·H·Lq).
     """
 
     def __init__(self, start: Any, stop: Any) -> None:
@@ -55,7 +65,7 @@ class Intervals(Mask):
 
 
 def _three(edge: Tensor) -> Tensor:
-    """(B or 1, H or 1, Lq)."""
+    """Return edges as (B or 1, H or 1, Lq)."""
     if edge.ndim == 2:
         edge = edge.unsqueeze(1)
     return edge.reshape((1,) * (3 - edge.ndim) + tuple(edge.shape))

@@ -1,4 +1,4 @@
-"""Valid lengths."""
+"""The mask of the valid length of each sequence."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAME = "Lengths: valid_lens"  # as errors call it
 
 
 class Lengths(Mask):
-    """Each sequence's first keys: as many as its valid length.
+    """The first keys of each sequence, as many as its valid length.
 
     >>> import torch, clearhead as ch
     >>> ch.Lengths([2, 4])
@@ -32,10 +32,22 @@ class Lengths(Mask):
     batch 1
     ■ ■ ■ ■
 
-    Rule: query i of sequence b sees the keys j < valid_lens[b], or j < valid_lens[b, i].
-    `valid_lens`: integers (B,) or (B, Lq), a list, array or tensor, from 0 (sees nothing) to Lk. They are copied: later
-    writes to `valid_lens` do not change the mask, as they change a `DenseMask` and a `MaskFunction` that reads them.
-    Raises a `ClearheadError` for negative or fractional lengths and lengths above Lk. Cost: O(B), or O(B·Lq).
+    The mask copies `valid_lens`: later writes to them do not change it. (A `DenseMask`, and a `MaskFunction` that reads
+    a tensor, change with the tensor.)
+
+    Args:
+        valid_lens: The number of keys of each sequence, integers (B,), or of each query, (B, Lq), as a list, array or
+            tensor; each from 0 (no key) to Lk.
+
+    Raises:
+        ClearheadError: If a length is negative or no integer. A call raises one if a length is above Lk, or the shape
+            does not fit.
+
+    Formula:
+        Query i of sequence b attends to the keys j < valid_lens[b], or j < valid_lens[b, i].
+
+    Cost:
+        O(B), or O(B·Lq).
     """
 
     def __init__(self, valid_lens: Integers | int) -> None:

@@ -1,4 +1,4 @@
-"""A mask given by a rule."""
+"""A mask given by a function of indices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STATE = f"{KEPT}_state"
 
 
 class MaskFunction(Mask):
-    """Any rule: a function of the indices that says which pairs are allowed.
+    """A mask given by a function of indices, which returns the allowed pairs.
 
     >>> import clearhead as ch
     >>> ch.MaskFunction(lambda batch, head, query_index, key_index: (query_index - key_index) % 2 == 0)
@@ -32,26 +32,40 @@ class MaskFunction(Mask):
     ■ · ■ · ■ ·
     · ■ · ■ · ■
 
-    Rule: query i of head h of sequence b sees the keys j with fn(b, h, i, j).
-    `fn(batch, head, query_index, key_index)` is called on int64 tensors of shapes (B, 1, 1, 1), (1, H, 1, 1),
-    (1, 1, Lq, 1) and (1, 1, 1, Lk), for any part of the matrix, and gives a bool tensor that broadcasts with them.
-    It may be called again in the backward pass, and must give the same result then:
-    `clearhead.testing.check_mask(mask)` finds a function that does not.
-    A function that reads a row of a table, `(labels[i] & labels[j]).any()`, is mapped over the pairs by `torch.vmap`;
-    to find out, the function is tried on a few pairs when it is given.
-    Indices are counted from 0 for queries and keys alike: where Lq ≠ Lk, the rule places the queries itself. Beside a
-    `KeyValueCache` of a module, query_index counts the keys that the cache held before the call too.
-    Joined to a mask that is an interval, `Causal() & MaskFunction(fn)`, the scores outside of it are not computed.
-    `reads`: the tensors that fn reads. Tensors in its closure, its defaults, its globals and `self.name` are found
-    without `reads`. A write to one of them between the forward and the backward pass is an error; recorded and lazy
-    weights notice it too. Other values that fn reads (a NumPy array, a list of numbers) must stay as they are.
-    The mask caches the rule's results until a value that the rule reads is replaced, or a tensor is written to (a write
-    through `.data` or NumPy is not counted). These values are known where the names in fn's code name nothing but
-    tensors, numbers, strings, and modules and functions of torch, math and Python, or from `reads`, where `()` means
-    none. Otherwise (a list, an object, another function of yours) each call asks the rule again, and `clearhead.plan`
-    says so.
-    Raises a `ClearheadError` where fn gives anything else. Cost: the rule for every pair, at each call or once; then
-    the scores of the blocks of 48 × 64 pairs in which it allows a pair.
+    Indices count from 0 for queries and keys alike: where Lq ≠ Lk, add the position of query 0 in the function. With a
+    `KeyValueCache` of a module, query_index also counts the keys that the cache held before the call.
+
+    The function may run again in the backward pass, and must return the same result then;
+    `clearhead.testing.check_mask(mask)` finds a function that does not. A function that reads a row of a table, such as
+    `(labels[i] & labels[j]).any()`, is mapped over the pairs by `torch.vmap`; the constructor runs the function on a
+    few pairs to detect this.
+
+    The mask caches the results until a value that the function reads is replaced, or a tensor is written to (PyTorch
+    does not count writes through `.data` or NumPy). This needs all values that it reads: clearhead finds them if the
+    names in the function's code are tensors, numbers, strings, and modules and functions of torch, math and Python.
+    Otherwise (a list, an object, another function of yours) pass `reads`, where `()` means none; without `reads` each
+    call runs the function again, and `clearhead.plan` notes it.
+
+    A write to a tensor that the function reads, between the forward and the backward pass, is an error; recorded and
+    lazy weights detect such a write too. Other values that it reads (a NumPy array, a list of numbers) must not change.
+
+    Args:
+        fn: The function `fn(batch, head, query_index, key_index)`. Its arguments are int64 tensors of shapes (B, 1, 1,
+            1), (1, H, 1, 1), (1, 1, Lq, 1) and (1, 1, 1, Lk), for any part of the matrix. It returns a bool tensor that
+            broadcasts with them.
+        reads: The tensors that `fn` reads, of any shapes (...). By default clearhead finds the tensors in its closure,
+            defaults and globals, and in the attributes of `self`.
+
+    Raises:
+        ClearheadError: If `fn` is not callable. A call raises one if `fn` returns anything but such a bool tensor.
+
+    Formula:
+        Query i of head h of sequence b attends to the keys j with fn(b, h, i, j).
+
+    Cost:
+        `fn` for every pair, at each call or once; then the scores of the blocks of 48 × 64 pairs with an allowed pair.
+        `Causal() & MaskFunction(fn)`, or another mask of intervals beside it, skips the scores outside of the
+        intervals.
     """
 
     def __init__(self, fn: Rule, reads: Sequence[Tensor] | None = None) -> None:

@@ -16,7 +16,7 @@ from clearhead.masks.first_keys import FirstKeys
 
 
 class MaskInDocuments(Mask):
-    """A mask of the padded batch that has one sequence for each document, for the row of the documents."""
+    """A mask for packed documents, from the mask of the padded batch that has one sequence for each document."""
 
     _document_edges: DocumentEdges
 
@@ -71,7 +71,7 @@ class MaskInDocuments(Mask):
 
 
 def count_in_documents(mask: Mask, edges: DocumentEdges) -> Mask:
-    """Return a side of `&` or `|` as it counts beside documents with these edges."""
+    """Return a side of `&` or `|` that counts positions inside documents with these edges."""
     if mask._document_edges is None:
         return MaskInDocuments(mask, edges)
     if mask._document_edges.numbers == edges.numbers:

@@ -1,4 +1,4 @@
-"""A tokenizer's attention mask."""
+"""The mask of padding, as tokenizers return it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 
 
 class Padding(Mask):
-    """The keys that are no padding: a tokenizer's `attention_mask`, padded on the right, the left, or with holes.
+    """The keys that are tokens: a tokenizer's `attention_mask`, padded on the right, on the left, or with holes.
 
     >>> import torch, clearhead as ch
     >>> ch.Padding(torch.tensor([[1, 1, 0], [0, 1, 1]]))
@@ -26,10 +26,22 @@ class Padding(Mask):
     batch 1
     · ■ ■
 
-    Rule: every query of sequence b sees the keys j with keep[b, j] ≠ 0.
-    `keep`: (B, Lk), bool or integers of at least 0, such as the numbers of packed texts. It is copied: later writes to
-    it do not change the mask, as they change a `DenseMask` and a `MaskFunction` that reads it. Raises a
-    `ClearheadError` for other values or shapes. Cost: O(B·Lk).
+    The mask copies `keep`: later writes to it do not change the mask. (A `DenseMask`, and a `MaskFunction` that reads a
+    tensor, change with the tensor.)
+
+    Args:
+        keep: Which keys are tokens, (B, Lk): bool, True = token, or integers of at least 0, 0 = padding, such as the
+            document numbers of packed texts.
+
+    Raises:
+        ClearheadError: If `keep` has another dtype or shape, or a negative number. A call raises one if the shape does
+            not fit.
+
+    Formula:
+        Every query of sequence b attends to the keys j with keep[b, j] ≠ 0.
+
+    Cost:
+        O(B·Lk).
     """
 
     def __init__(self, keep: Array) -> None:
@@ -87,7 +99,7 @@ class Padding(Mask):
         return Spans(start, stop, ByPair(residual, at), (self.keep,))
 
     def _read(self) -> tuple[Tensor, Tensor, bool]:
-        """The first kept key and the place after the last, (B,) each, and whether all keys between are kept."""
+        """Return the first kept key and one more than the last, (B,), and whether all keys between them are kept."""
         return derived(self, self.keep, _hull)
 
 

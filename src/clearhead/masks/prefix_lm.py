@@ -1,4 +1,4 @@
-"""The prefix language model's mask."""
+"""The mask of prefix language models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAME = "PrefixLM: lengths"  # as errors call it
 
 
 class PrefixLM(Mask):
-    """Causal, but for a prefix that every query sees whole.
+    """Causal mask with a prefix to which every query attends.
 
     >>> import clearhead as ch
     >>> ch.PrefixLM(3)
@@ -32,11 +32,25 @@ class PrefixLM(Mask):
     ■ ■ ■ ■ ■ ·
     ■ ■ ■ ■ ■ ■
 
-    Rule: query i sees the keys j < max(i + p + 1, lengths[b]), where p is the position of query 0: see `Causal`.
-    `lengths`: an integer, or integers (B,), the length of each sequence's prefix, 0 or more; a length above Lk counts
-    as Lk. They are copied, as those of `Lengths` are.
-    Raises a `ClearheadError` for other dtypes, shapes and values. Cost: O(B·Lq).
-    Source: Liu et al. 2018, "Generating Wikipedia by Summarizing Long Sequences"; Raffel et al. 2020.
+    The mask copies `lengths`: later writes to them do not change it. Where Lq ≠ Lk a call needs `align=`, as for
+    `Causal`.
+
+    Args:
+        lengths: The length of the prefix of each sequence: an integer, or integers (B,), 0 or more. A length above Lk
+            counts as Lk.
+
+    Raises:
+        ClearheadError: If `lengths` has another dtype, or a negative value. A call raises one if the shape does not
+            fit.
+
+    Formula:
+        Query i attends to the keys j < max(i + p + 1, lengths[b]), where p is the position of query 0.
+
+    Cost:
+        O(B·Lq).
+
+    Source:
+        Liu et al. 2018, "Generating Wikipedia by Summarizing Long Sequences"; Raffel et al. 2020.
     """
 
     positional = True

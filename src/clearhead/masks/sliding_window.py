@@ -1,4 +1,4 @@
-"""The sliding window."""
+"""The sliding window mask."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 
 
 class SlidingWindow(Mask):
-    """Each query sees the keys around its own position, its own included.
+    """Sliding window: each query attends to the keys around its own position.
 
     >>> import clearhead as ch
     >>> ch.SlidingWindow(before=2, after=1)
@@ -28,12 +28,25 @@ class SlidingWindow(Mask):
     · · ■ ■ ■ ■
     · · · ■ ■ ■
 
-    Rule: query i sees the keys i + p − before ≤ j ≤ i + p + after, where p is the position of query 0: see
+    The query's own position is part of the window, and `before` and `after` do not count it: a causal window of 256
+    positions (`sliding_window=256` in transformers) is `before=255`. Where Lq ≠ Lk a call needs `align=`, as for
     `Causal`.
-    `before`, `after`: numbers of positions, 0 or more, given by name. The query's own position is not counted: a causal
-    window of 256 positions (`sliding_window=256` in transformers) is before=255.
-    Raises a `ClearheadError` for negative sizes. Cost: O(Lq).
-    Source: Beltagy et al. 2020, "Longformer: The Long-Document Transformer".
+
+    Args:
+        before: The number of positions before the query's own, 0 or more.
+        after: The number of positions after it, 0 or more (default 0).
+
+    Raises:
+        ClearheadError: If a number is negative, or no integer.
+
+    Formula:
+        Query i attends to the keys i + p − before ≤ j ≤ i + p + after, where p is the position of query 0.
+
+    Cost:
+        O(Lq).
+
+    Source:
+        Beltagy et al. 2020, "Longformer: The Long-Document Transformer".
     """
 
     positional = True
