@@ -25,16 +25,19 @@ from clearhead.problem.summary import Found, Sent, Summary
 
 
 class Cost(NamedTuple):
-    """The cost of a forward pass."""
+    """The cost of a forward pass.
+
+    Attributes:
+        pairs: The number of query–key pairs that the engine computes, of B · H · Lq · Lk.
+        bytes: The approximate peak memory, in bytes, besides inputs and output.
+    """
 
     pairs: int  # query–key pairs that are computed, out of B · H · Lq · Lk
     bytes: int  # about how much memory at once, beyond inputs and output
 
 
 class Engine(ABC):
-    """An engine computes a `Problem`, or says why it cannot.
-
-    A subclass gives `name`, `objections`, `forward` and `cost`.
+    """Base class of engines: an engine computes a `Problem`, or lists why it cannot.
 
     >>> import torch, clearhead as ch
     >>> class Plain(ch.extend.Engine):
@@ -48,43 +51,106 @@ class Engine(ABC):
     >>> x = torch.eye(4)
     >>> torch.allclose(ch.attention(x, x, x, engine=Plain()), ch.attention(x, x, x))
     True
+
+    A subclass defines `name`, `objections`, `forward` and `cost`. Without `backward`, autograd differentiates the
+    operations of `forward`.
+
+    Attributes:
+        name: The name of the engine, as in `engine=` and in a `Plan`.
     """
 
     name: ClassVar[str]
 
     @abstractmethod
     def objections(self, problem: Problem) -> list[str]:
-        """Why this engine can't take the problem; empty if it can."""
+        """Return why this engine cannot compute the problem.
+
+        Args:
+            problem: The problem.
+
+        Returns:
+            One sentence for each reason; empty if it can.
+        """
 
     def reservations(self, problem: Problem) -> list[str]:
-        """Why this engine should not run by default, though it can. With any of these it runs only when asked for."""
+        """Return why this engine should not run by default, although it can.
+
+        With a reservation the engine runs only if `engine=` names it.
+
+        Args:
+            problem: The problem.
+
+        Returns:
+            One sentence for each reason; empty by default.
+        """
         return []
 
     def notes(self, problem: Problem) -> list[str]:
-        """Remarks for the caller about this problem on this engine: `Plan.notes`."""
+        """Return remarks for the caller about this problem on this engine, for `Plan.notes`.
+
+        Args:
+            problem: The problem.
+
+        Returns:
+            The remarks; empty by default.
+        """
         return []
 
     @abstractmethod
     def cost(self, problem: Problem) -> Cost:
-        """The cost of the forward pass."""
+        """Estimate the cost of the forward pass.
+
+        Args:
+            problem: The problem.
+
+        Returns:
+            The number of pairs and the memory.
+        """
 
     @abstractmethod
     def forward(self, problem: Problem, rows: bool = False) -> Partial:
-        """The output; with `rows`, in float32 at least, and with the maximum and log_sum that `backward` reads.
+        """Compute the output.
 
-        An engine without a `backward` may leave out maximum and log_sum.
+        Args:
+            problem: The problem.
+            rows: Whether to return the maximum and the log_sum that `backward` reads too, and all results in float32 or
+                float64. An engine without a `backward` may leave out maximum and log_sum.
+
+        Returns:
+            The output, (B, H, Lq, Ev), with maximum and log_sum, (B, H, Lq).
         """
 
     def guarded(self, problem: Problem) -> Problem:
-        """The problem as `backward` takes it: with finite operands, unless the engine keeps the others apart itself."""
+        """Return the problem in the form that `backward` takes: its operands are finite.
+
+        An engine that handles non-finite operands itself may return the problem as it is.
+
+        Args:
+            problem: The problem of the forward pass.
+
+        Returns:
+            The problem with finite operands and a poison: see `guard`.
+        """
         return guard(problem)
 
     def merge(self, problem: Problem, into: Partial) -> None:
-        """Merge the result of a problem without sinks into that over other keys, `into`: see `Partial.add_`."""
+        """Merge the result of a problem without sinks into a result over other keys: see `Partial.add_`.
+
+        Args:
+            problem: The problem to compute.
+            into: The result over the other keys, which is changed in place.
+        """
         into.add_(self.forward(problem, rows=True))
 
     def add_gradients(self, problem: Problem, rows: Rows, grad: Tensor, sums: Operands) -> None:
-        """Add the operands' gradients to these sums, in float32 at least; None: not wanted. See `backward`."""
+        """Add the gradients of the operands to sums: see `backward`.
+
+        Args:
+            problem: The problem, as `guarded` returns it.
+            rows: The numbers of each query's softmax, (B, H, Lq).
+            grad: The gradient of the output, (B, H, Lq, Ev).
+            sums: The sums, in float32 or float64, which are changed in place; None for a gradient that is not wanted.
+        """
         found = self.backward(problem, rows, grad, tuple(total is not None for total in sums))
         for total, part in zip(sums, found, strict=True):
             if total is not None and part is not None:
@@ -93,41 +159,99 @@ class Engine(ABC):
     def backward(
         self, problem: Problem, rows: Rows, grad: Tensor | None, wanted: tuple[bool, ...], sent: Sent | None = None
     ) -> Operands:
-        """The gradients of the operands, without the sinks, in float32 at least; None where not wanted.
+        """Compute the gradients of the operands, without the sinks.
 
-        `grad` is the gradient of the output. `sent`, which statistics send back, is given only to an engine that
-        `fuses` them. The problem is `guarded`.
+        Args:
+            problem: The problem, as `guarded` returns it.
+            rows: The numbers of each query's softmax, (B, H, Lq).
+            grad: The gradient of the output, (B, H, Lq, Ev); None if only statistics have gradients.
+            wanted: For each operand, whether to compute its gradient.
+            sent: The gradients that statistics send back; only for an engine that `fuses` them.
+
+        Returns:
+            The gradients, in float32 or float64; None where not wanted.
+
+        Raises:
+            NotImplementedError: If the engine is `transparent`.
         """
         raise NotImplementedError(f"{self.name} has no backward pass: it is transparent")
 
     def transparent(self, problem: Problem) -> bool:
-        """Whether autograd is to follow the operations of `forward`; else `backward` gives the gradients."""
+        """Whether autograd differentiates the operations of `forward`; otherwise `backward` computes the gradients.
+
+        Args:
+            problem: The problem.
+
+        Returns:
+            By default, whether the class has no `backward` of its own.
+        """
         return type(self).backward is Engine.backward
 
     def walk(self, problem: Problem) -> Iterator[Region]:
-        """The regions for which an inspection computes scores, one after the other."""
+        """Iterate over the regions for which an inspection computes scores, one after the other.
+
+        Args:
+            problem: The problem.
+
+        Returns:
+            An iterator of regions that cover the matrix.
+        """
         return regions.walk(problem, regions.LOOK)
 
     def scores(self, problem: Problem) -> Tensor:
-        """The scores of a guarded problem, or of a part of one, with the bias, and −∞ where a pair is not allowed."""
+        """Compute the scores of a problem with the bias, and −∞ at masked pairs.
+
+        Args:
+            problem: A problem with finite operands, or a part of one.
+
+        Returns:
+            The scores, (B, H, Lq, Lk).
+        """
         return tiles.scores(problem)
 
     def fuses(self, problem: Problem, summary: Summary) -> bool:
-        """Whether `summarise` is a fused pass for it, whose gradients `backward` gives. Else autograd follows it."""
+        """Whether `summarise` computes these statistics in a fused pass, and `backward` computes their gradients.
+
+        Args:
+            problem: The problem.
+            summary: The statistics.
+
+        Returns:
+            False by default: autograd then differentiates `summarise`.
+        """
         return False
 
     def summarise(self, problem: Problem, summary: Summary) -> Found:
-        """The statistics of the weights that `summary` names."""
+        """Compute statistics of the weights.
+
+        Args:
+            problem: The problem.
+            summary: The statistics to compute.
+
+        Returns:
+            The statistics; None for each one that `summary` does not request.
+        """
         problem = guard(problem)
         return in_blocks(problem, list(self.walk(problem)), self.scores, summary)
 
     def contributions(
         self, problem: Problem, rows: Rows, grad: Tensor | None, sent: Sent | None, by_key: bool, positive: bool = False
     ) -> Tensor:
-        """Weights times their gradients, w_ij Ṗ_ij, summed by query, (B, H, Lq), or `by_key`, (B, H, Lk).
+        """Compute the weights times their gradients, summed by query or by key.
 
-        Ṗ_ij is Ȯ_i · V_j, for the `grad` of an output, plus the terms that statistics send back. `positive`: sum only
-        the products above 0. The problem is guarded.
+        Args:
+            problem: The problem, as `guarded` returns it.
+            rows: The numbers of each query's softmax, (B, H, Lq).
+            grad: The gradient of the output, (B, H, Lq, Ev); None if only statistics have gradients.
+            sent: The gradients that statistics send back.
+            by_key: Whether to sum over the queries of each key, and not over the keys of each query.
+            positive: Whether to sum only the products above 0; False by default.
+
+        Returns:
+            The sums, (B, H, Lq), or (B, H, Lk) with `by_key`.
+
+        Formula:
+            Σ w_ij Ṗ_ij, where Ṗ_ij is Ȯ_i · V_j for the `grad` of the output, plus the terms of the statistics.
         """
         sizes, dtype = problem.sizes, accumulated(problem.query.dtype)
         shape = sizes.batch, sizes.heads, sizes.keys if by_key else sizes.queries
@@ -155,9 +279,15 @@ def by_autograd(
     create_graph: bool,
     to_log_sum: Tensor | None = None,
 ) -> Gradients:
-    """The gradients of the operands, by autograd, through an engine's own operations, which run once more.
+    """Compute the gradients of the operands by autograd through the engine's own operations, which run once more.
 
-    `grad` and `to_log_sum`: the gradients of output and log_sum.
+    Args:
+        engine: The engine of the forward pass.
+        problem: Its problem.
+        wanted: For each operand, whether to compute its gradient.
+        grad: The gradient of the output.
+        create_graph: Whether the gradients are differentiable themselves.
+        to_log_sum: The gradient of log_sum.
     """
     rows = to_log_sum is not None
     grads = grad, to_log_sum
@@ -171,8 +301,10 @@ def through_operations(
     grads: Sequence[Tensor | None],
     create_graph: bool,
 ) -> Gradients:
-    """The gradients of the operands, by autograd, through the operations of `compute`, which run once more. `grads`:
-    the gradients of its results; a result that depends on no operand that needs a gradient has no graph."""
+    """Compute the gradients of the operands by autograd through the operations of `compute`, which run once more.
+
+    `grads` are the gradients of its results. A result that depends on no operand that requires grad has no graph.
+    """
     with torch.enable_grad():
         own = views(operands(problem))
         found = compute(with_operands(problem, own))
@@ -184,8 +316,11 @@ def through_operations(
 
 
 def usable_in_backward(engine: Engine, problem: Problem, plain: Engine) -> Engine:
-    """Return the engine of a forward pass, or `plain` where it objects to the mode of the backward pass: a transform,
-    forward mode or a trace that is active there follows PyTorch's operations, and no kernel."""
+    """Return the engine of a forward pass, or `plain` if the engine objects to the mode of the backward pass.
+
+    A transform, forward mode or a trace that is active in the backward pass follows PyTorch's operations, and no
+    kernel.
+    """
     return engine if problem.mode.eager or not engine.objections(problem) else plain
 
 
@@ -197,8 +332,16 @@ def gradients_of(
     wanted: tuple[bool, ...],
     to_log_sum: Tensor | None = None,
 ) -> Gradients:
-    """The gradients of the operands, each of its operand's dtype, by the engine's own backward pass. `kept`: the result
-    of its forward pass. `grad` and `to_log_sum`: the gradients of output and log_sum."""
+    """Compute the gradients of the operands by the engine's own backward pass, each in the dtype of its operand.
+
+    Args:
+        engine: The engine of the forward pass.
+        problem: Its problem.
+        kept: Its result.
+        grad: The gradient of the output.
+        wanted: For each operand, whether to compute its gradient.
+        to_log_sum: The gradient of log_sum.
+    """
     delta = (grad * kept.output).sum(-1)
     rows = Rows(*rows_of(kept), delta if to_log_sum is None else delta - to_log_sum)
     found = engine.backward(problem if kept.finite else engine.guarded(problem), rows, grad, wanted)

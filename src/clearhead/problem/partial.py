@@ -1,4 +1,4 @@
-"""The results of an engine: the output, and two numbers for the softmax of each query."""
+"""The result of an engine: the output, and two numbers for the softmax of each query."""
 
 from __future__ import annotations
 
@@ -13,10 +13,21 @@ from clearhead.base.output.text import with_outline
 
 @with_outline
 class Partial(NamedTuple):
-    """Attention over some of the keys, or all: output_i = Σ_j w_ij value_j, w_ij = exp(s_ij − maximum_i − log_sum_i).
+    """Attention over some or all of the keys, with the normalizer of each query's softmax.
 
-    The log of the softmax's denominator is kept as two numbers: in their sum, a maximum of 1e5 would leave the other no
-    digits. A query that sees nothing has output 0, maximum 0 and log_sum +∞, so its weights are 0.
+    The log of the softmax's denominator is stored as two numbers: their sum would lose digits, because float32 has none
+    left for `log_sum` beside a maximum of 1e5. A fully masked row has output 0, maximum 0 and log_sum +∞, so its
+    weights are 0.
+
+    Attributes:
+        output: The output of each query, (B, H, Lq, Ev).
+        maximum: The largest score or sink of each query, (B, H, Lq); None if it was not requested.
+        log_sum: log Σ_j exp(s_ij − maximum_i), including the term of the sink, (B, H, Lq); None if it was not
+            requested.
+        finite: True if all inputs are known to be finite, so that a backward pass needs no guard.
+
+    Formula:
+        output_i = Σ_j w_ij value_j, w_ij = exp(s_ij − maximum_i − log_sum_i)
     """
 
     output: Tensor  # (B, H, Lq, Ev)
@@ -25,29 +36,56 @@ class Partial(NamedTuple):
     finite: bool = False  # True: all that was read is finite, so that a backward pass needs no guard
 
     def merge(self, other: Partial) -> Partial:
-        """Attention over the keys of both, which share no key (docs/maths/softmax.md). Both have all rows.
+        """Merge two results over disjoint sets of keys to attention over the keys of both.
 
-        The two outputs of a row are added with weights exp(own log-sum-exp − joint log-sum-exp). Maxima are constants
-        to autograd.
+        See docs/maths/softmax.md. Autograd treats the maxima as constants.
+
+        Args:
+            other: The result over the other keys, same shapes; both have `maximum` and `log_sum`.
+
+        Returns:
+            The merged result, same shapes.
+
+        Formula:
+            The two outputs of a row are added with the weights exp(own log-sum-exp − joint log-sum-exp).
         """
         maximum, log_sum, shares = self.shares(other)
         mine, theirs = (scaled(p.output, share) for share, p in zip(shares, (self, other), strict=True))
         return Partial(mine + theirs, maximum, log_sum)
 
     def add_(self, other: Partial) -> None:
-        """Merge in place, without autograd and without memory of the output's size. The other is written to."""
+        """Merge another result into this one in place, without autograd and without memory of the size of the output.
+
+        Args:
+            other: The result over the other keys, same shapes. Its output is overwritten.
+        """
         *found, shares = self.shares(other)
         for mine, new in zip(rows_of(self), found, strict=True):
             mine.copy_(new)
         self.output.mul_(shares[0].unsqueeze(-1)).add_(other.output.mul_(shares[1].unsqueeze(-1)))
 
     def at(self, queries: slice) -> Partial:
-        """The partial result of some of the queries, over the same memory."""
+        """Return the result of some of the queries, as views of the same memory.
+
+        Args:
+            queries: The slice of the queries.
+
+        Returns:
+            The result, (B, H, queries, …).
+        """
         maximum, log_sum = rows_of(self)
         return Partial(self.output[:, :, queries], maximum[:, :, queries], log_sum[:, :, queries])
 
     def shares(self, other: Partial) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Maximum and log_sum over the keys of both, and the share of each in every row's weights."""
+        """Compute the softmax of two disjoint sets of keys together.
+
+        Args:
+            other: The result over the other keys, same shapes.
+
+        Returns:
+            The joint maximum and log_sum, (B, H, Lq), and the share of each of the two results in the weights of every
+            row.
+        """
         mine, theirs = self._rows(), other._rows()
         maximum = torch.maximum(*(m.masked_fill(blind, -torch.inf) for m, _, blind in (mine, theirs)))
         empty = mine[2] & theirs[2]
@@ -61,10 +99,17 @@ class Partial(NamedTuple):
         return maximum, total.log().masked_fill(empty, torch.inf), [part / total for part in totals]
 
     def with_sinks(self, sinks: Tensor) -> Partial:
-        """The result with a sink, (H, 1), as one more term in each softmax's denominator. Add it once, after all keys.
+        """Add a sink to each softmax, as one more term in its denominator; call it once, after all keys.
 
-        The output is multiplied by 1 / (1 + exp(above)), above = sink − log-sum-exp, written so that the gradient, the
-        sink's own weight, keeps its digits where it is small.
+        Args:
+            sinks: One logit for each head, (H, 1).
+
+        Returns:
+            The result with sinks, same shapes.
+
+        Formula:
+            The output is multiplied by 1 / (1 + exp(above)), above = sink − log-sum-exp. The code computes it by
+            logsigmoid, so that its gradient, the weight of the sink, keeps its digits where it is small.
         """
         before, log_sum, blind = self._rows()
         maximum = torch.maximum(before, sinks.detach().expand_as(before)).masked_fill(blind, 0.0)
@@ -74,7 +119,7 @@ class Partial(NamedTuple):
         return Partial(scaled(self.output, share), maximum, both)
 
     def _rows(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Maximum, log_sum, and which rows see nothing. In these rows log_sum is 0."""
+        """Return maximum, log_sum, and which rows are fully masked; the log_sum of these rows is 0."""
         maximum, log_sum = rows_of(self)
         blind = log_sum == torch.inf
         return maximum.detach(), log_sum.masked_fill(blind, 0.0), blind
@@ -82,9 +127,12 @@ class Partial(NamedTuple):
 
 @with_outline
 class Rows(NamedTuple):
-    """The numbers of each query, (B, H, Lq), in the backward pass: Ṡ_ij = P_ij (Ṗ_ij − δ_i), δ_i = Σ_j P_ij Ṗ_ij.
+    """The numbers of each query, (B, H, Lq), that the backward pass reads.
 
-    They belong to the whole softmax. So with them a problem over some of its keys has the right gradients too.
+    They belong to the whole softmax, so a problem over some of its keys has the right gradients with them too.
+
+    Formula:
+        Ṡ_ij = P_ij (Ṗ_ij − δ_i), δ_i = Σ_j P_ij Ṗ_ij
     """
 
     maximum: Tensor
@@ -93,33 +141,39 @@ class Rows(NamedTuple):
 
 
 def rows_of(found: Any) -> tuple[Tensor, Tensor]:
-    """Maximum and log_sum of a `Partial` or a `Found` that has them."""
+    """Return maximum and log_sum of a `Partial` or a `Found` that has them."""
     assert found.maximum is not None and found.log_sum is not None
     return found.maximum, found.log_sum
 
 
 def scaled(output: Tensor, share: Tensor) -> Tensor:
-    """output_i · share_i. A share that is NaN is added: as a factor it would make the gradient of the row NaN, and
-    0 · NaN would reach the values that the row does not see."""
+    """Multiply the output of each row by its share, output_i · share_i.
+
+    A share of NaN is added instead: as a factor it would make the gradient of the row NaN, and 0 · NaN would reach
+    values at masked keys.
+    """
     odd = share.detach().isnan()
     added, factor = share.masked_fill(~odd, 0.0), share.masked_fill(odd, 1.0)
     return torch.addcmul(added.unsqueeze(-1), output, factor.unsqueeze(-1))
 
 
 def log_add(one: Tensor, other: Tensor) -> Tensor:
-    """log(exp one + exp other). The second derivatives of torch.logaddexp are NaN where the two are far apart."""
+    """Compute log(exp one + exp other).
+
+    The second derivatives of torch.logaddexp are NaN where the two numbers are far apart.
+    """
     more = one.detach() >= other.detach()
     high, low = torch.where(more, one, other), torch.where(more, other, one)
     return high - F.logsigmoid(high - low)
 
 
 def sinks_gradient(sinks: Tensor, rows: Rows) -> Tensor:
-    """−Σ_i p_sink,i δ_i, (H,), with p_sink,i = exp(sink − maximum_i − log_sum_i)."""
+    """Compute the gradient of the sinks, −Σ_i p_sink,i δ_i, (H,), with p_sink,i = exp(sink − maximum_i − log_sum_i)."""
     share = torch.exp(sinks.to(rows.maximum)[:, None] - rows.maximum - rows.log_sum)
     return -(share * rows.delta).sum((0, 2))
 
 
 def log_sum_exp(maximum: Tensor, log_sum: Tensor) -> Tensor:
-    """The two numbers of a `Partial` as one; −∞ for a query that sees nothing."""
+    """Return maximum + log_sum of a `Partial`; −∞ for a fully masked row."""
     blind = log_sum == torch.inf
     return (maximum + log_sum).masked_fill(blind, -torch.inf)

@@ -38,14 +38,35 @@ from clearhead.scores.change_in_documents import count_in_documents
 
 
 class ABSENT:
-    """The default of `value`, where only the weights are wanted. It is a class, so that its copies are itself."""
+    """The default of `value`, for calls that return only the weights.
+
+    A class, because a copy of a class is the class itself.
+    """
 
 
 class Problem(NamedTuple):
-    """One attention, in normal form. Tensors are (B, H, L, E); key and value may have fewer heads (grouped).
+    """One attention call in normal form, as engines compute it; immutable.
 
-    scores = scores(query, key) + bias, and −∞ for pairs that the mask hides; weights = softmax over keys, with the sink
-    of the head, if any, as one more term in the denominator; output = dropout(weights) · value.
+    Tensors are (B, H, L, E). Key and value may have fewer heads (grouped queries).
+
+    Attributes:
+        scores: The score in normal form, with query and key.
+        value: The value, (B, Hk, Lk, Ev); None if only the weights are computed.
+        sizes: The sizes of the score matrix, its device, and the alignment.
+        visible: The mask in normal form; None if every pair is allowed.
+        bias: The bias in normal form; None without a bias.
+        sinks: One logit for each head, (H,); None without sinks.
+        dropout_p: The probability of dropping a weight; 0 by default.
+        seed: The seed of the dropout, an int64 scalar.
+        poison: NaN for queries, (B, H, Lq, 1), and keys, (B, Hk, 1, Lk), that were not finite, else 0: see `guard`.
+        origin: The indices of this problem in the problem that it was cut out of: see `regions.cut`.
+        documents: The edges of the documents in which positions count; None if they count in the whole row.
+        mode: The state of PyTorch in which the call computes it. A stored problem has the mode of its reader.
+
+    Formula:
+        scores = score(query, key) + bias, and −∞ for masked pairs
+        weights = softmax of the scores over the keys; a sink adds one term to the denominator
+        output = dropout(weights) · value
     """
 
     scores: Pairwise | ByTile
@@ -65,35 +86,38 @@ class Problem(NamedTuple):
         return outlined(self._replace(mode=CURRENT))
 
     def _refresh_mode(self) -> Problem:
-        """Return the same problem, for a call that computes it here, at once."""
+        """Return the same problem for a call that computes it here, at once."""
         return self._replace(mode=get_mode())
 
     @property
     def query(self) -> Tensor:
+        """The query, (B, H, Lq, Eq), as the score's normal form has it."""
         return self.scores.query
 
     @property
     def key(self) -> Tensor:
+        """The key, (B, Hk, Lk, Ek), as the score's normal form has it."""
         return self.scores.key
 
     @property
     def lowered(self) -> Pairwise | None:
-        """The scores as the kernels take them, where they have that form."""
+        """The scores in the form that the kernels take, a `Pairwise`; None if they have another form."""
         return self.scores if isinstance(self.scores, Pairwise) else None
 
     @property
     def tile_alone(self) -> str:
-        """Why the scores do not have that form, for objections of engines."""
+        """Why the scores are no `Pairwise`, for `Engine.objections`."""
         changes = isinstance(self.scores, ByTile) and self.scores.score.changed_by is not None
         return "a function of positions changes the scores" if changes else "the score has only tile()"
 
     @property
     def spans(self) -> Spans | None:
+        """The spans of the mask; None without a mask."""
         return None if self.visible is None else self.visible.spans
 
     @property
     def edges(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """The spans' starts and stops on the host."""
+        """The starts and stops of the spans on the host; None without a mask, or if they are unknown."""
         return None if self.visible is None else self.visible.edges
 
     @property
@@ -108,21 +132,22 @@ class Problem(NamedTuple):
 
     @property
     def by_function(self) -> bool:
-        """Whether a part of the bias is a function, which may close over anything."""
+        """Whether a part of the bias is a function, which may read any tensor."""
         return self.bias is not None and self.bias.function is not None
 
     @property
     def calls_functions(self) -> bool:
-        """Whether functions that may be a user's take part in the scores, so that a backward pass calls them again."""
+        """Whether functions, maybe a user's, compute a part of the scores; a backward pass calls them again."""
         return self.lowered is None or self.by_function or (self.spans is not None and self.spans.residual is not None)
 
     @property
     def plain(self) -> bool:
-        """Whether there is nothing but scores and their softmax over every key."""
+        """Whether the call has no mask, bias, sinks or dropout."""
         return self.visible is None and self.bias is None and not self.dropout_p and self.sinks is None
 
     @property
     def needs_grad(self) -> bool:
+        """Whether gradients are enabled, and an operand requires grad or may depend on a tensor that does."""
         if not torch.is_grad_enabled():
             return False
         scores = self.scores
@@ -136,24 +161,41 @@ class Problem(NamedTuple):
 
     @property
     def has_positions(self) -> bool:
-        """Whether it is known where the queries stand among the keys."""
+        """Whether the positions of the queries among the keys are known."""
         same = self.sizes.queries == self.sizes.keys if self.documents is None else self.documents.same
         return same or self.sizes.align is not None
 
     def query_offset(self, who: str) -> int | Tensor:
-        """Return the position of each query among the keys, less its index, as the function `query_offset` does."""
+        """Return the position of each query among the keys, minus its index, as the function `query_offset` does.
+
+        Args:
+            who: The name of the caller, for the error.
+
+        Returns:
+            An integer, or a tensor (B or 1, 1, 1); with documents one number for each query, (1, 1, Lq).
+        """
         edges = self.documents
         return query_offset(self.sizes, who) if edges is None else edges.compute_offsets(self.sizes, who)
 
     def reads(self) -> Versions:
-        """The tensors of mask, bias and a score by `tile()` that a backward pass reads and autograd does not save."""
+        """Return the tensors that a backward pass reads and autograd does not save.
+
+        They belong to the mask, the bias, and a score with `tile()`.
+
+        Returns:
+            The tensors with their version counters.
+        """
         found = []
         if self.spans is not None:
             found = [("the mask", tensor) for tensor in (*self.spans.edges(), *self.spans.reads)]
         return Versions([*found, *self.read_by_functions()])
 
     def read_by_functions(self) -> list[tuple[str, Tensor]]:
-        """The tensors that the bias and a score by `tile()` read, with the names of their readers."""
+        """Return the tensors that the bias and a score with `tile()` read.
+
+        Returns:
+            Pairs of the reader's name and the tensor.
+        """
         found = [] if self.bias is None else [("the bias", tensor) for tensor in self.bias.reads]
         if self.by_function and self.bias is not None:
             found += [("the bias", tensor) for tensor in FunctionReads(self.bias.function).tensors]
@@ -179,21 +221,31 @@ def make_problem(
     among: tuple[int, int] | None = None,
     mode: Mode = CURRENT,
 ) -> Problem:
-    """Validate all arguments, and bring them to normal form. No argument is written to.
+    """Validate all arguments of a call, and lower them to normal form. No argument is written to.
 
-    The order of the checks is a part of the API, because it says which error a call with several mistakes raises:
+    The order of the checks is a part of the API, because it decides which error a call with several mistakes raises:
     query, key and value; `align`; the class of `score`, its hooks, and what it takes; `scale`; plain tensors beside
-    masks, biases and dropout; `dropout_p`; `mask`; `bias`; what the score's `lower` gives; `sinks`. Without a mask, a
-    bias, sinks and dropout nothing after `scale` but `lower` is checked.
+    masks, biases and dropout; `dropout_p`; `mask`; `bias`; the result of the score's `lower`; `sinks`. Without a mask,
+    a bias, sinks and dropout only `lower` is checked after `scale`.
 
     Args:
-        query, key, value, score, mask, bias, scale, sinks, align, dropout_p: Those of `attention`.
-        as_written: Take the score by its `tile()` and the mask as a matrix. The reference engine computes this form, so
-            it is an oracle for normal forms.
-        by_tile: Take the score alone by its `tile()`, since its steps begin at query and key.
-        among: Where mask and bias are those of more keys than are given: the index of the first given key, and the
-            number of all keys.
-        mode: The state of PyTorch here, for a problem that the caller computes at once, and does not store.
+        query: As in `attention`.
+        key: As in `attention`.
+        value: As in `attention`; `ABSENT` for the weights alone.
+        score: As in `attention`.
+        mask: As in `attention`.
+        bias: As in `attention`.
+        scale: As in `attention`.
+        sinks: As in `attention`.
+        align: As in `attention`.
+        dropout_p: As in `attention`.
+        as_written: Whether to use `tile()` of the score and the matrix of the mask. The reference engine computes this
+            form, so it is an oracle for normal forms.
+        by_tile: Whether to use `tile()` of the score, and the normal form of the mask. The steps of a score begin at
+            query and key, as `tile()` does.
+        among: If mask and bias cover more keys than `key` has: the index of the first given key, and the number of all
+            keys.
+        mode: The state of PyTorch here, for a problem that the caller computes at once and does not store.
     """
     by_tile, given, mode = by_tile or as_written, mode, get_mode() if mode is CURRENT else mode
     sizes = plain_sizes(query, key, value) if mode.eager and not mode.autocast else None
@@ -250,7 +302,7 @@ def make_problem(
 def mask_and_bias(
     mask: Any, bias: Any, sizes: Sizes, dtype: torch.dtype, as_written: bool = False, mode: Mode = CURRENT
 ) -> tuple[Visible | None, Added | None]:
-    """The normal forms of the arguments `mask` and `bias`. `dtype`: the dtype of the query."""
+    """Return the normal forms of the arguments `mask` and `bias`; `dtype` is the dtype of the query."""
     visible = float_mask = None
     if isinstance(mask, Mask):
         visible = resolve(mask, sizes, as_written, mode)
@@ -263,7 +315,7 @@ def mask_and_bias(
 
 
 def _of_all(sizes: Sizes, first: int, total: int) -> Sizes:
-    """The sizes with all `total` keys, of which the given keys begin at `first`."""
+    """Return the sizes with all `total` keys, of which the given keys begin at `first`."""
     if first < 0 or first + sizes.keys > total:
         raise ShapeError(
             f"keys is ({first}, {total}), and there are {sizes.keys} keys here: they would stand at {first} … "
@@ -273,7 +325,7 @@ def _of_all(sizes: Sizes, first: int, total: int) -> Sizes:
 
 
 def inputs(query: Any, key: Any, value: Any, mode: Mode) -> tuple[Tensor, Tensor, Tensor | None, Sizes]:
-    """The arguments as tensors (B, H, L, E)."""
+    """Convert the arguments to tensors (B, H, L, E)."""
     query, key = to_tensor_float(query, "query"), to_tensor_float(key, "key")
     value = None if value is ABSENT else to_tensor_float(value, "value")
     if mode.autocast or not mode.eager:
@@ -283,7 +335,7 @@ def inputs(query: Any, key: Any, value: Any, mode: Mode) -> tuple[Tensor, Tensor
 
 
 def with_value(problem: Problem, value: Any) -> Problem:
-    """The same problem with a value (..., Lk, Ev), whose leading dimensions broadcast to the problem's."""
+    """Return the problem with a value (..., Lk, Ev), whose leading dimensions broadcast to those of the problem."""
     value = to_tensor_float(value, "value")
     if value.dtype != problem.query.dtype and value.is_floating_point():  # the call was under autocast
         dtype = torch.promote_types(value.dtype, problem.query.dtype)
@@ -316,6 +368,7 @@ def with_value(problem: Problem, value: Any) -> Problem:
 
 
 def refuse_distributed(inputs: dict[str, Tensor | None]) -> None:
+    """Raise if one of the inputs is a DTensor."""
     for name, tensor in inputs.items():
         if tensor is not None and is_dtensor(tensor):
             raise UnsupportedError(
@@ -334,7 +387,7 @@ def _scores(
     among: tuple[int, int] | None,
     autocast: bool,
 ) -> Pairwise | ByTile:
-    """A score's normal form, of the inputs' dtype: under autocast a projection may have widened it."""
+    """Return the normal form of a score in the dtype of the inputs, which a projection may widen under autocast."""
     lowered = None if by_tile or score.changed_by is not None else score.lower(query, key)
     if lowered is None:
         if score.changed_by is None:
@@ -352,7 +405,7 @@ def _scores(
 def _tensor_mask(
     mask: Any, sizes: Sizes, dtype: torch.dtype, as_written: bool, mode: Mode
 ) -> tuple[Visible | None, Tensor | None]:
-    """The normal form of a tensor or an array given as `mask`: of a bool one spans, of a float one a bias."""
+    """Return the normal form of a tensor or an array passed as `mask`: spans for bool, a bias for float."""
     if not isinstance(mask, Tensor | np.ndarray):
         check_mask(mask)
         raise make_type_error(
@@ -379,7 +432,7 @@ def _tensor_mask(
 
 
 def only_zeros_and_ones(mask: Tensor) -> bool:
-    """Whether a float mask is known to hold only 0 and 1, and some 1. Added to the scores, it hides nothing."""
+    """Whether a float mask is known to hold only 0 and 1, and some 1. Such a mask masks nothing."""
     if mask.requires_grad or mask.device.type != "cpu" or not is_readable(mask):
         return False
     flat = mask.detach().flatten()
@@ -388,7 +441,7 @@ def only_zeros_and_ones(mask: Tensor) -> bool:
 
 
 def with_given(problem: Problem, bias: Any, mask: Any) -> Problem:
-    """The same problem, whose `Added` holds the arguments `bias` and float `mask` too: explanations name them."""
+    """Return the problem with the arguments `bias` and float `mask` stored in its `Added`: explanations name them."""
     if problem.bias is None:
         return problem
     given = [] if bias is None else [as_bias(bias, mask)]
