@@ -28,7 +28,7 @@ CASES = {
     "a class where a mask is joined": (
         lambda: ch.Causal() & ch.Padding,
         ch.ClearheadError,
-        ["Padding'", "no instance of one"],
+        ["Padding'", "an instance of a Mask"],
     ),
     "sinks that are no tensor": (
         lambda: ch.attention(X3[:, None], X3[:, None], X3[:, None], sinks=True),

@@ -19,10 +19,10 @@ from clearhead.base.shapes import Sizes
 from clearhead.masks._spans import Spans
 
 CELLS = 12  # the most rows and columns of a picture in characters
-LARGEST = 1024  # the most queries or keys that are drawn; later ones are left out
-LINED = 40  # the most rows and columns with lines between them
-PLOTTED = 512  # the most rows and columns with matplotlib
-SMALL = 64  # the most rows and columns in a notebook
+LARGEST = 1024  # the most queries or keys of a picture; it leaves out later ones
+LINED = 40  # the most rows and columns of a picture that has lines between its cells
+PLOTTED = 512  # the most rows and columns of a picture with matplotlib
+SMALL = 64  # the most rows and columns of a picture in a notebook
 
 
 def sizes_drawn(mask: Any) -> Sizes:
@@ -45,8 +45,8 @@ def text(mask: Any) -> str:
         shown = [min(size, limit) for size, limit in zip(sizes.shape, (4, 3, LARGEST, LARGEST), strict=True)]
         keep = mask._compute_part(sizes, tuple(slice(0, size) for size in shown))
         return draw(keep.expand(shown), sizes.shape)
-    except Exception as error:  # a repr raises nothing
-        raised = error.__cause__ or error  # that of a rule
+    except Exception as error:  # a repr must not raise
+        raised = error.__cause__ or error  # the cause is the error that a user's function raised
         if isinstance(raised, ClearheadError) or type(raised).__module__.startswith("torch."):
             return ""
         return short(said(raised, lambda: f"not drawn{at}: {type(raised).__name__}: {raised}".splitlines()[0]))
@@ -154,9 +154,9 @@ def html(mask: Any) -> str:
     try:
         sizes = sizes_drawn(mask)
         if any(size > most for size, most in zip(sizes.shape, (4, 3, LARGEST, LARGEST), strict=True)):
-            return plain  # a part would not be the mask of a smaller size
+            return plain  # the first part of a large mask looks like the mask of a smaller size
         images = "".join(picture(panel, 0.1) for panel in panels(mask, sizes, SMALL))
-    except Exception:  # a mask of the user may raise any error
+    except Exception:  # a user-defined mask may raise any error
         return plain
     queries, keys = sizes.shape[2:]
     sides = f"{queries} {'query' if queries == 1 else 'queries'} × {keys} key{'s' * (keys > 1)}"

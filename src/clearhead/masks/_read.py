@@ -19,8 +19,8 @@ from clearhead.base.torch_state.tensor_kind import is_on_host, is_plain, is_read
 from clearhead.base.torch_state.versions import Versions
 
 T = TypeVar("T")
-KEPT = "_clearhead_kept"  # begins the names of what a mask keeps in itself: no attribute of a caller's has this name
-FEW_ROWS = 16  # up to so many rows are searched one by one, which takes less time than operations on all of them
+KEPT = "_clearhead_kept"  # the prefix of attributes that hold caches: no user's attribute has it
+FEW_ROWS = 16  # up to this many rows a loop takes less time than tensor operations on all rows
 
 
 def own(tensor: Tensor) -> Tensor:
@@ -41,7 +41,7 @@ def derived(mask: Any, tensor: Tensor, derive: Callable[[Tensor], T]) -> T:
         found: T = before[1]
         return found
     found = derive(check_memory(tensor, "a tensor of the mask"))
-    if not mode.transforms and not mode.traced:  # tensors that are made there are not valid outside
+    if not mode.transforms and not mode.traced:  # a tensor of a transform or a trace is not valid outside of it
         mask._derived = None if mode.compiled else Versions([("the mask", tensor)]), found
     return found
 
@@ -62,16 +62,16 @@ def wrong_shape(name: str, row: tuple[Any, ...], expected: str, sizes: Sizes, hi
 
 def intervals(keep: Tensor, keys: int) -> tuple[Tensor, Tensor, bool]:
     """Compute the hull [start, stop) of each row, and whether every row fills its hull."""
-    if keep.shape[-1] == 1:  # one column stands for every key
+    if keep.shape[-1] == 1:  # one column broadcasts to every key
         stop = keep[..., 0] * keys
         return torch.zeros_like(stop), stop, True
     if is_readable(keep) and is_plain(keep) and keep.numel() <= FEW_ROWS * keep.shape[-1]:
         return _of_few_rows(keep, keys)
-    bytes_ = keep.to(torch.uint8)  # 0 and 1: a bool that is a view of bytes may hold any number for True
+    bytes_ = keep.to(torch.uint8)  # converts to 0 and 1: a bool view of bytes may hold any number for True
     count = keep.sum(-1, dtype=torch.int32)
     start = bytes_.argmax(-1)
     stop = torch.where(count > 0, keys - bytes_.flip(-1).argmax(-1), start)
-    if not is_on_host(keep):  # the host would wait for the answer
+    if not is_on_host(keep):  # a read of the values would block until the device has finished
         return start, stop, False
     whole = (stop - start == count).all()
     return start, stop, is_readable(whole) and bool(whole)
@@ -82,7 +82,7 @@ def _of_few_rows(keep: Tensor, keys: int) -> tuple[Tensor, Tensor, bool]:
 
     It takes a few microseconds: a model that generates makes such a mask for each token.
     """
-    # bytes 0 and 1: a bool that is a view of bytes may hold any number for True
+    # astype makes bytes 0 and 1: a bool view of bytes may hold any number for True
     numbers, found, exact = keep.detach().numpy().astype(np.uint8).tobytes(), [], True
     for row in range(0, len(numbers), keys):
         start = max(numbers.find(1, row, row + keys), row)
@@ -96,8 +96,8 @@ def _of_few_rows(keep: Tensor, keys: int) -> tuple[Tensor, Tensor, bool]:
 class Known(NamedTuple):
     """The values of lengths on the host."""
 
-    values: Hashable | None  # their shape and numbers; None where they are many
-    longest: int | None  # None where there are none, or they cannot be read
+    values: Hashable | None  # the shape and the numbers; None if there are many
+    longest: int | None  # None if there are no lengths, or the host cannot read them
 
 
 def known(lengths: Tensor, name: str) -> Known:
@@ -115,7 +115,7 @@ def known(lengths: Tensor, name: str) -> Known:
 
 
 def _below_0(name: str, least: int) -> ClearheadError:
-    return ClearheadError(f"{name} holds {least}; a length is from 0 to the number of keys.")
+    return ClearheadError(f"{name} holds {least}; expected lengths from 0 to the number of keys.")
 
 
 def few_values(numbers: Tensor) -> tuple[Any, ...] | None:
@@ -134,7 +134,7 @@ def signature_of(mask: Any) -> Hashable | None:
 def as_tensor(numbers: Any, name: str) -> Tensor:
     """Numbers, lists of them, arrays and tensors, as a tensor; an empty list as one of integers."""
     if isinstance(numbers, int | np.integer | list | tuple | range):
-        with suppress(ValueError, TypeError):  # rows of other lengths, and what is no number
+        with suppress(ValueError, TypeError):  # rows of unequal lengths, or entries that are no numbers
             numbers = torch.tensor(numbers, device="cpu")
             numbers = numbers if numbers.numel() else numbers.long()
     if not isinstance(numbers, Tensor | np.ndarray) or (isinstance(numbers, Tensor) and numbers.is_nested):
@@ -167,9 +167,9 @@ def check_lengths(lengths: Any, name: str, read: bool = False) -> Tensor:
     if not is_whole(lens):
         short, numbers = name.split()[-1], lens.is_floating_point() and lens.ndim < 2
         raise ClearheadError(
-            f"{name} has dtype {lens.dtype}, shape {tuple(lens.shape)}; expected integers: a length says how many keys "
-            f"may be seen. Pass torch.as_tensor({short}).long()."
-            + ("" if numbers else f"\nOf a mask: {mask_forms('keep', lens)}")
+            f"{name} has dtype {lens.dtype}, shape {tuple(lens.shape)}; expected integers: numbers of allowed keys. "
+            f"Pass torch.as_tensor({short}).long()."
+            + ("" if numbers else f"\nIf it is a mask: {mask_forms('keep', lens)}")
         )
     if lens.ndim > 2:
         raise ShapeError(f"{name} has shape {tuple(lens.shape)}; expected (B,) or (B, Lq).")

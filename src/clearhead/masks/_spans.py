@@ -19,7 +19,7 @@ from clearhead.base.torch_state.mode import get_mode
 from clearhead.base.torch_state.tensor_kind import has_vmap_dimension, is_on_host, is_readable, to_host_array
 from clearhead.base.user_functions.rules import ByPair, Joined, as_part, entry
 
-MOST = 4  # the most intervals of a query; a mask with more has their hull and a residual
+MOST = 4  # the most intervals of a query; a mask with more has one hull and a residual
 
 Residual = Callable[[slice, slice, slice, slice], Tensor]
 Edges = tuple[Tensor, Tensor]  # starts and stops, int64
@@ -160,7 +160,7 @@ class Spans(NamedTuple):
         start, stop = self.start.unsqueeze(-1), torch.maximum(self.start, self.stop).unsqueeze(-1)
         if self.gaps is None:
             return start, stop
-        # a gap may reach beyond the hull, or lie outside of it
+        # clamp: a gap may reach beyond the hull, or lie outside of it
         low, high = (torch.minimum(torch.maximum(edge, start), stop) for edge in self.gaps)
         start, stop, low, high = _same_rows(start, stop, low, high)
         return torch.cat([start, high], -1), torch.cat([low, stop], -1)
@@ -237,7 +237,7 @@ def union(one: Edges, two: Edges) -> Edges:
     a, b, c, d = _same_rows(*one, *two)
     start, order = torch.cat([a, c], -1).sort(-1)
     stop = torch.cat([b, d], -1).gather(-1, order)
-    reach = stop.cummax(-1).values.roll(1, -1)  # the end of all intervals before
+    reach = stop.cummax(-1).values.roll(1, -1)  # the largest stop of the intervals before this one
     reach = torch.where(torch.arange(reach.shape[-1], device=reach.device) == 0, 0, reach)
     start = torch.maximum(start, reach)
     return start, torch.maximum(start, stop)
@@ -250,7 +250,7 @@ def intersection(one: Edges, two: Edges, keys: int) -> Edges:
     start = torch.maximum(a.unsqueeze(-1), c.unsqueeze(-2)).flatten(-2)
     stop = torch.minimum(b.unsqueeze(-1), d.unsqueeze(-2)).flatten(-2)
     some = stop > start
-    start, order = torch.where(some, start, keys).sort(-1)  # empty intervals come last
+    start, order = torch.where(some, start, keys).sort(-1)  # sorts empty intervals to the end
     stop = torch.where(some, stop, keys).gather(-1, order)
     return start[..., :count], stop[..., :count]
 
@@ -268,18 +268,19 @@ def check_spans(spans: Any, sizes: Sizes, who: str) -> Spans:
     The results of the residual are checked at each call.
     """
     if not isinstance(spans, Spans):
-        raise ClearheadError(f"{who} gave a {type(spans).__name__}; expected Spans(start, stop).")
+        raise ClearheadError(f"{who} returned a {type(spans).__name__}; expected Spans(start, stop).")
     gaps = () if spans.gaps is None else tuple(spans.gaps)
     for name, edge in zip(("start", "stop", "gaps", "gaps"), (spans.start, spans.stop, *gaps), strict=False):
         depth = 4 if name == "gaps" else 3
         fits = is_dense(edge) and edge.ndim == depth and broadcasts(edge.shape[:3], sizes.shape[:3])
         if not fits or edge.dtype != torch.int64 or edge.device != sizes.device:
             raise ShapeError(
-                f"{who} gave {name} {shown(edge)}; expected int64 on {sizes.device}, (B or 1, H or 1, Lq or 1), of "
-                f"gaps with one axis more, for (B, H, Lq) = {sizes.shape[:3]}: give positions (Lq,) as view(1, 1, -1)."
+                f"{who} returned {name} {shown(edge)}; expected int64 on {sizes.device}, (B or 1, H or 1, Lq or 1), "
+                f"and one more axis for gaps, where (B, H, Lq) = {sizes.shape[:3]}.\n"
+                "Give positions (Lq,) as view(1, 1, -1)."
             )
     if gaps and (len(gaps) != 2 or gaps[0].shape != gaps[1].shape or not _may_be_sorted(*gaps)):
-        raise ShapeError(f"{who} gave gaps that are not sorted and disjoint: start₁ ≤ stop₁ ≤ start₂ ≤ ….")
+        raise ShapeError(f"{who} returned gaps that are not sorted and disjoint; expected start₁ ≤ stop₁ ≤ start₂ ≤ ….")
     found: Spans = _move_empty_intervals(spans)
     residual = found.residual
     if residual is None or get_mode().compiled or getattr(residual, "func", None) is _checked_residual:

@@ -29,7 +29,7 @@ from clearhead.masks._spans import all_keys as all_keys
 from clearhead.masks._spans import check_spans as check_spans
 from clearhead.masks._spans import map_edges as map_edges
 
-OPERATORS: dict[str, Callable[..., Mask]] = {}  # what `&`, `|` and `~` make: see `combined.py`
+OPERATORS: dict[str, Callable[..., Mask]] = {}  # the classes of `&`, `|` and `~`, which `combined.py` enters
 
 
 class Mask(PartSettings, ABC):
@@ -56,11 +56,11 @@ class Mask(PartSettings, ABC):
             by default.
     """
 
-    __array_ufunc__ = None  # so that NumPy's arrays leave operators to the mask
+    __array_ufunc__ = None  # makes NumPy call the mask's operators for `array & mask`
     _validators: ClassVar = {"positional": check_flag}
-    positional: bool = False  # whether it depends on where a query stands, and so on the call's alignment
-    _is_pair: ClassVar[bool] = False  # whether its title needs brackets beside an operator
-    _document_edges: DocumentEdges | None = None  # of the documents in which the masks and biases beside it count
+    positional: bool = False
+    _is_pair: ClassVar[bool] = False  # whether the title needs parentheses beside an operator
+    _document_edges: DocumentEdges | None = None  # the documents inside of which masks and biases beside it count
 
     @abstractmethod
     def lower(self, sizes: Sizes) -> Spans:
@@ -101,7 +101,7 @@ class Mask(PartSettings, ABC):
         """Return the remarks on this mask that `clearhead.plan` shows."""
         return []
 
-    def __getstate__(self) -> dict[str, Any]:  # copies and pickles keep no normal form
+    def __getstate__(self) -> dict[str, Any]:  # copies and pickles hold no caches
         return {name: value for name, value in vars(self).items() if not name.startswith(KEPT)}
 
     def drawn(self) -> Sizes:
@@ -129,7 +129,7 @@ class Mask(PartSettings, ABC):
         Raises:
             NotImplementedError: If the class does not define the method.
         """
-        raise NotImplementedError(f"{cls.__name__} needs a classmethod example(sizes) -> Mask, to be checked with.")
+        raise NotImplementedError(f"{cls.__name__} has no classmethod example(sizes) -> Mask; check_mask needs it.")
 
     def _resolve(self, sizes: Sizes) -> Spans:
         """Return the spans of `lower`, after checks of their sizes."""
@@ -227,7 +227,7 @@ class Mask(PartSettings, ABC):
         return OPERATORS["|"](check_mask(other, "|", "left"), self)
 
     def __bool__(self) -> bool:
-        raise ClearheadError("A mask has no truth value: combine masks with &, | and ~, not with and, or, not.")
+        raise ClearheadError("A mask has no truth value; combine masks with &, | and ~ in place of and, or, not.")
 
     def title(self) -> str:
         """Return the expression that makes this mask.
@@ -273,7 +273,7 @@ class Mask(PartSettings, ABC):
             O(Lq + Lk) memory.
         """
         if query is None and key is not None:
-            raise ClearheadError("plot: key is given without query; pass both, tensors or lengths.")
+            raise ClearheadError("plot: key is given without query; pass both.")
         sizes = sizes_drawn(self) if query is None else _sizes_of(self, query, query if key is None else key)
         sizes = sizes._replace(align=check_align(align) if align is not None else sizes.align)
         return plot(self, sizes, (query_labels, key_labels), Style(title, ax=ax))
@@ -311,11 +311,11 @@ def check_mask(other: Any, operator: str, side: str = "right") -> Mask:
         return other
     if not isinstance(other, Tensor | np.ndarray):
         raise ClearheadError(
-            f"{operator} joins two masks; the {side} one is {brief(other)}, and no instance of one, such as Causal().\n"
-            "A rule of (batch, head, query_index, key_index) is MaskFunction(rule); None hides nothing: leave it out."
+            f"The {side} side of {operator} is {brief(other)}; expected an instance of a Mask, such as Causal().\n"
+            "A function of (batch, head, query_index, key_index) becomes a mask by MaskFunction(rule)."
         )
     refuse_additive(other, f"the {side} side of {operator}, tensor", "bias={}")
     raise ClearheadError(
-        f"{operator} joins two masks; the {side} one is a {type(other).__name__}, {other.dtype}, {tuple(other.shape)}. "
-        f"{mask_forms('tensor', other)} A tensor that is added to the scores is no mask: pass it as bias=tensor."
+        f"The {side} side of {operator} is a {type(other).__name__}, {other.dtype}, {tuple(other.shape)}; expected a "
+        f"Mask.\n{mask_forms('tensor', other)}\nIf it is added to the scores, pass it as bias=tensor."
     )

@@ -21,7 +21,7 @@ from clearhead.masks.first_keys import FirstKeys
 from clearhead.masks.mask_in_documents import count_in_documents
 
 T = TypeVar("T")
-TITLE = 2000  # the most characters of an expression
+TITLE = 2000  # the most characters of a title
 FEW_LEVELS = 3
 
 
@@ -31,17 +31,16 @@ class Combined(Mask):
     Evaluation computes each mask once, however often an expression uses it, and is not recursive.
     """
 
-    meaning: str  # one sentence
-    ends: tuple[str, ...]  # the end of each inner mask's name in an explanation
+    meaning: str  # one sentence for explanations
+    ends: tuple[str, ...]  # the suffix of each inner mask's name in an explanation
     join: Callable[..., Any]  # the operator, on bool tensors or on steps of an explanation
-    levels: int  # of operators, one inside another
+    levels: int  # the depth of nested operators
 
     def __init__(self, *inner: Mask) -> None:
         self.positional = any(mask.positional for mask in inner)
         self.levels = 1 + max(mask.levels if isinstance(mask, Combined) else 0 for mask in inner)
         edges = next((mask._document_edges for mask in inner if mask._document_edges is not None), None)
         self._document_edges = edges
-        # the masks that it joins
         self.inner = inner if edges is None else tuple(count_in_documents(mask, edges) for mask in inner)
 
     @abstractmethod
@@ -57,10 +56,10 @@ class Combined(Mask):
         """Return the sizes of `drawn` from the sizes of the inner masks."""
 
     def signature(self) -> Hashable | None:
-        if self.levels <= FEW_LEVELS:  # few masks: asked in each call of a model that generates
+        if self.levels <= FEW_LEVELS:  # faster for few masks: decoding calls it for each token and layer
             own = [mask.signature() for mask in self.inner]
             return None if None in own else (type(self), *own)
-        numbers: dict[Hashable, int] = {}  # of each mask by its own signature, or its operator and the numbers it joins
+        numbers: dict[Hashable, int] = {}  # a number for each leaf's signature, and for each operator on such numbers
 
         def make(mask: Mask, *inner: int | None) -> int | None:
             own = (type(mask), *inner) if inner else mask.signature()
@@ -116,7 +115,7 @@ class Combined(Mask):
     def lower(self, sizes: Sizes) -> Spans:
         def lower(leaf: Mask) -> Spans:
             spans = leaf._resolve(sizes)
-            # the complement of an interval before the first key, or behind the last one, is every key
+            # clamp: ~ of an interval before the first or after the last key must be every key
             return spans._replace(start=spans.start.clamp(0, sizes.keys), stop=spans.stop.clamp(0, sizes.keys))
 
         found: Spans = self._fold(lambda mask, *inner: mask.join_spans(sizes, *inner), lower)
@@ -165,7 +164,7 @@ class Pair(Combined):
     def join_drawn(self, *drawn: Sizes) -> Sizes:
         left, right = drawn
         batch, heads, queries, keys = map(max, zip(left.shape, right.shape, strict=True))
-        # a side that is the same for all queries, or keys, is drawn at the sizes of the other
+        # draw a side that is the same for all queries or keys at the sizes of the other side
         queries = 0 if queries == 1 and 0 in (left.queries, right.queries) else queries
         return Sizes(batch, heads, queries, 0 if keys == 1 and 0 in (left.keys, right.keys) else keys)
 
@@ -214,7 +213,7 @@ class Or(Pair):
         reads = _all_of(a.reads, b.reads)
         if a.residual is None and b.residual is None and either is not None:
             return either
-        if either is None:  # the hull
+        if either is None:  # too many intervals: take the hull, and leave the rest to the residual
             start, stop = joined
             last = stop.amax(-1)
             either = Spans(torch.where(stop > start, start, sizes.keys).amin(-1).clamp(max=last), last)

@@ -88,7 +88,7 @@ class DenseMask(Mask):
 
     def lower(self, sizes: Sizes) -> Spans:
         keep = placed(fit(self.keep, sizes, "mask"), sizes.device, "DenseMask")
-        if get_mode().compiled:  # inductor's code reads a bool as its byte, which may hold any number for True
+        if get_mode().compiled:  # inductor reads the byte of a bool, which may hold any number for True
             keep = keep.view(torch.uint8) != 0
         if not keep.numel() or not sizes.keys:
             nothing = torch.zeros(1, 1, 1, dtype=torch.int64, device=sizes.device)
@@ -115,9 +115,9 @@ def check_keep(keep: Tensor, name: str, given: Array, additive: str = "mask={}")
     if keep.dtype != torch.bool:
         refuse_additive(given, name, additive)
         whole = not (keep.is_floating_point() or keep.is_complex())
-        lengths = "\nLengths, how many keys may be seen, pass as Lengths(mask)." if whole else ""
+        lengths = "\nIf it holds numbers of allowed keys, pass Lengths(mask)." if whole else ""
         raise ClearheadError(
-            f"{name} has dtype {given.dtype}, shape {tuple(keep.shape)}; expected bool, True where a query may attend."
-            f"\n{mask_forms('mask', given)}{lengths}\nA float tensor passed as mask= is added to the scores."
+            f"{name} has dtype {given.dtype}, shape {tuple(keep.shape)}; expected bool, True = may attend."
+            f"\n{mask_forms('mask', given)}{lengths}"
         )
     return keep

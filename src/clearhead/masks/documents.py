@@ -60,7 +60,7 @@ class Documents(Mask):
     def __init__(self, ids: Integers) -> None:
         expected = "(Lk,) or (B, Lk), one for each key. For the documents' lengths use Documents.from_lengths(lengths)."
         self.ids = own(check_integers(ids, "Documents: ids", (1, 2), expected))
-        self._read()  # now, in eager code, so that compiled code finds the result
+        self._read()  # caches the result in eager code, for compiled code to read
 
     @classmethod
     def from_lengths(cls, lengths: Integers) -> Documents:
@@ -121,8 +121,8 @@ class Documents(Mask):
         keys = queries if cu_k is None else _cu_seqlens(cu_k, "cu_k")
         if len(queries) != len(keys):
             raise ShapeError(
-                f"Documents: cu_q has {len(queries)} entries and cu_k {len(keys)}; expected as many: one document's "
-                "queries for each document's keys."
+                f"Documents: cu_q has {len(queries)} entries and cu_k {len(keys)}; expected equal numbers, since each "
+                "document has queries and keys."
             )
         return DocumentsByEdges(DocumentEdges(queries, keys))
 
@@ -155,14 +155,14 @@ class Documents(Mask):
         expected = "(Lk,) or (B, Lk), the position of each token in its document."
         places = check_integers(position_ids, "Documents: position_ids", (1, 2), expected)
         begins = torch.zeros_like(places)
-        # compared and not subtracted: a difference may not fit the dtype
+        # compare rather than subtract: a difference may overflow the dtype
         begins[..., 1:] = places[..., 1:] <= places[..., :-1]
         return cls(begins.cumsum(-1))
 
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:
         places = torch.arange(sizes.keys, device=sizes.device)
-        ids = (places[None] + torch.arange(sizes.batch, device=sizes.device)[:, None]) // 3 % 4  # some recur
+        ids = (places[None] + torch.arange(sizes.batch, device=sizes.device)[:, None]) // 3 % 4  # some ids occur again
         return cls(ids)
 
     def title(self) -> str:
@@ -180,7 +180,7 @@ class Documents(Mask):
 
     def steps(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
         own = self._own(sizes)
-        if not bool(((own >= 0) & (own < sizes.keys)).all()):  # queries without a document of their own
+        if not bool(((own >= 0) & (own < sizes.keys)).all()):  # some queries belong to no document
             return super().steps(sizes, at, name)
         ids = _rows(placed(self.ids, sizes.device, "Documents: ids"))
         batch = max(own.shape[0], ids.shape[0])
@@ -207,7 +207,7 @@ class Documents(Mask):
         every = (self.ids, extents.first, extents.last)
         ids, first, last = (_rows(placed(t, sizes.device, "Documents: ids")) for t in every)
         read = self.ids
-        if extents.values is not None:  # a copy: all masks of these values share the remembered normal form
+        if extents.values is not None:  # copy: all masks with these values share the cached normal form
             read = ids = ids.clone()
         if not sizes.keys:
             return Spans(torch.zeros_like(own), torch.zeros_like(own))
@@ -272,8 +272,8 @@ def _with_values(given: Any, name: str) -> Tensor:
     lengths = check_lengths(given, f"Documents: {name}")
     if has_no_values(lengths) or lengths.ndim != 1:
         raise ShapeError(
-            f"Documents: {name} is {shown(lengths)}; expected one dimension, with values. For a batch of different "
-            "packings pass ids, (B, Lk)."
+            f"Documents: {name} is {shown(lengths)}; expected one dimension, with values.\nFor a batch of packed rows "
+            "pass ids, (B, Lk)."
         )
     return lengths
 
@@ -282,8 +282,8 @@ def _cu_seqlens(given: Any, name: str) -> Tensor:
     sums = _with_values(given, name)
     if not len(sums) or int(sums[0]) or bool((sums.diff() < 0).any()):
         raise ClearheadError(
-            f"Documents: {name} is {sums.tolist() if sums.numel() <= 8 else tuple(sums.shape)}; expected the sums of "
-            "the documents' lengths, (n + 1,): 0 first, none below the one before. For the lengths themselves use "
+            f"Documents: {name} is {sums.tolist() if sums.numel() <= 8 else tuple(sums.shape)}; expected cumulative "
+            "sums of lengths, (n + 1,), from 0 on, never decreasing.\nIf these are the lengths, use "
             "Documents.from_lengths(lengths)."
         )
     return sums
@@ -299,13 +299,13 @@ class Extents(NamedTuple):
     first: Tensor
     last: Tensor
     together: bool
-    values: Hashable | None  # the ids, where they are few
+    values: Hashable | None  # the ids, if there are few
 
 
 def _extents(given: Tensor) -> Extents:
     ids = _rows(given)
     length = ids.shape[1]
-    order = ids.argsort(dim=1, stable=True)  # documents together, each in the order of its keys
+    order = ids.argsort(dim=1, stable=True)  # stable: each document keeps the order of its keys
     ordered = ids.gather(1, order)
     change = ordered[:, 1:] != ordered[:, :-1]
     edge = torch.ones_like(ordered[:, :1], dtype=torch.bool)

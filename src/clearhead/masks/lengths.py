@@ -18,7 +18,7 @@ from clearhead.base.torch_state.tensor_kind import require_all
 from clearhead.masks._read import Known, check_lengths, derived, known, signature_of, wrong_shape
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 
-NAME = "Lengths: valid_lens"  # as errors call it
+NAME = "Lengths: valid_lens"  # the name of the argument in errors
 
 
 class Lengths(Mask):
@@ -52,7 +52,7 @@ class Lengths(Mask):
 
     def __init__(self, valid_lens: Integers | int) -> None:
         self.valid_lens = check_lengths(valid_lens, NAME, read=True)
-        self._read()  # now, in eager code, so that compiled code finds the result
+        self._read()  # caches the result in eager code, for compiled code to read
 
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:
@@ -65,7 +65,7 @@ class Lengths(Mask):
         return derived(self, self.valid_lens, partial(known, name=NAME))
 
     def title(self) -> str:
-        known = self._read().values  # on another device, as they were read when the mask was built
+        known = self._read().values  # cached by the constructor: no second read from the device
         if self.valid_lens.numel() > 8 or not isinstance(known, tuple):
             return f"Lengths(<{'×'.join(map(str, self.valid_lens.shape))} lengths>)"
         return f"Lengths({np.reshape(known[1:], self.valid_lens.shape).tolist()})"  # NumPy is faster than PyTorch here
@@ -95,13 +95,13 @@ class Lengths(Mask):
         shape = tuple(lens.shape)
         takes = (), (1,), (sizes.batch,), (sizes.batch, sizes.queries), (1, sizes.queries)
         if not any(shape == each for each in takes):  # the compiler's `in` does not compare symbols with numbers
-            alone = "" if sizes.shown else "\nThere is no batch axis: pass query (B, Lq, E) and key (B, Lk, E)."
-            expected = f"(B,) = ({sizes.batch},), or (B, Lq) = ({sizes.batch}, {sizes.queries}), one length a query"
+            alone = "" if sizes.shown else "\nThe inputs have no batch axis; pass query (B, Lq, E) and key (B, Lk, E)."
+            expected = f"(B,) = ({sizes.batch},), or (B, Lq) = ({sizes.batch}, {sizes.queries})"
             raise wrong_shape(NAME, (*shape, "", "")[:4], expected, sizes, alone)
         longest = self._read().longest
         if longest is None and lens.numel():
             require_all(
-                lens <= sizes.keys, lambda: _too_long(lens, sizes), "Lengths: a length is above the number of keys"
+                lens <= sizes.keys, lambda: _too_long(lens, sizes), "Lengths: a length exceeds the number of keys"
             )
         elif (longest or 0) > sizes.keys:
             raise _too_long(lens, sizes)
@@ -111,7 +111,7 @@ class Lengths(Mask):
 
 def _too_long(lens: Tensor, sizes: Sizes) -> ClearheadError:
     return ClearheadError(
-        f"Lengths: valid_lens, shape {tuple(lens.shape)}, holds {int(lens.max())}, and there are {sizes.keys} keys."
+        f"Lengths: valid_lens, shape {tuple(lens.shape)}, holds {int(lens.max())}; expected at most {sizes.keys} keys."
         + heads_second(sizes, int(lens.max()))
-        + f"\nFor the first keys of texts of any length pass FirstKeys({int(lens.max())})."
+        + f"\nIf shorter texts are allowed, pass FirstKeys({int(lens.max())})."
     )

@@ -97,9 +97,9 @@ class MaskFunction(Mask):
         if why is None:
             return []
         return [
-            f"the rule of {self.title()} is asked for every pair at each call, since it {why}: the other "
-            "values that it reads are not known. If it reads tensors alone, MaskFunction(fn, reads=[...]) "
-            "(reads=() for none) keeps its results until one of them is written to"
+            f"{self.title()} computes every pair at each call, since its function {why}: clearhead cannot find the "
+            "values that it reads. If they are tensors, MaskFunction(fn, reads=[...]) (reads=() for none) "
+            "caches its results until one of them is written to"
         ]
 
     def title(self) -> str:
@@ -111,10 +111,9 @@ class MaskFunction(Mask):
         title, known = self.title(), vars(self).get(_STATE)
 
         def residual(*sides: slice) -> Tensor:
-            # code that is compiled or traced asks anew, and keeps nothing
             mode = get_mode()
             if known is not None and not (mode.compiled or mode.traced or known[0].is_same(FunctionReads(self.fn))):
-                vars(self)[_STATE] = None  # the rule's state is another now, so these results are not kept
+                vars(self)[_STATE] = None  # a value that the rule reads has changed: do not cache these results
             return ask(self.fn, self._by_rows, sides, sizes, title, boolean=True)
 
         rest = ByPair(residual, self.fn) if self._by_rows is False else residual

@@ -77,6 +77,6 @@ def count_in_documents(mask: Mask, edges: DocumentEdges) -> Mask:
     if mask._document_edges.numbers == edges.numbers:
         return mask
     raise ClearheadError(
-        f"{short(mask.title(), 200)} has other documents than the mask beside it, and masks count positions in one set "
-        "of documents. Pass the edges of their common parts to one Documents.from_cu_seqlens(cu_q, cu_k)."
+        f"{short(mask.title(), 200)} has other documents than the mask beside it; expected one set of documents.\nPass "
+        "the edges of their common parts to one Documents.from_cu_seqlens(cu_q, cu_k)."
     )

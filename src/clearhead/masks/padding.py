@@ -51,9 +51,8 @@ class Padding(Mask):
             refuse_additive(given, "Padding: keep")
             cast = "keep.bool()" if isinstance(given, Tensor) else "keep.astype(bool)"
             return ClearheadError(
-                f"Padding: keep has dtype {given.dtype}, shape {tuple(keep.shape)}; expected (B, Lk), bool "
-                f"or integers, 0 for padding and 1 or more for a word, for example {cast}. For lengths pass "
-                "Lengths(valid_lens); a float tensor passed as mask= is added to the scores."
+                f"Padding: keep has dtype {given.dtype}, shape {tuple(keep.shape)}; expected (B, Lk), bool or integers "
+                f"where 0 is padding, such as {cast}.\nIf it holds lengths, pass Lengths(valid_lens)."
             )
 
         if keep.ndim != 2 or keep.is_floating_point() or keep.is_complex():
@@ -61,12 +60,12 @@ class Padding(Mask):
         if keep.dtype != torch.bool:
             require_all(keep >= 0, wrong, "Padding: keep holds negative numbers")
         self.keep = own(keep.detach().bool())
-        self._read()  # now, in eager code, so that compiled code finds the result
+        self._read()  # caches the result in eager code, for compiled code to read
 
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:
         keep = torch.arange(sizes.keys)[None] + torch.arange(sizes.batch)[:, None]
-        return cls((keep % 4 != 1).to(sizes.device))  # with holes, the hardest case
+        return cls((keep % 4 != 1).to(sizes.device))  # has holes, the hardest case
 
     def title(self) -> str:
         return f"Padding(<{self.keep.shape[0]}×{self.keep.shape[1]}>)"
@@ -80,7 +79,7 @@ class Padding(Mask):
 
     def lower(self, sizes: Sizes) -> Spans:
         if self.keep.shape[1] != sizes.keys or not one_or(self.keep.shape[0], sizes.batch):
-            hint = "\nIt pads keys: with cross attention, pass the mask of the source."
+            hint = "\nIn cross attention pass the mask of the source, whose tokens are the keys."
             hint += heads_second(sizes, self.keep.shape[1])
             expected = f"(B, Lk) = ({sizes.batch}, {sizes.keys})"
             raise wrong_shape("Padding: keep", tuple(self.keep.shape), expected, sizes, hint)
@@ -107,4 +106,4 @@ def _hull(keep: Tensor) -> tuple[Tensor, Tensor, bool]:
     if not keep.shape[1]:
         nothing = torch.zeros(keep.shape[0], dtype=torch.int64, device=keep.device)
         return nothing, nothing, True
-    return intervals(keep.clone(), keep.shape[1])  # of a copy: NumPy makes memory that it reads impossible to resize
+    return intervals(keep.clone(), keep.shape[1])  # clone: PyTorch cannot resize memory that a NumPy array shares

@@ -16,7 +16,7 @@ from clearhead.masks._draw import LARGEST
 from clearhead.masks._read import Known, check_lengths, derived, known, signature_of, wrong_shape
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 
-NAME = "PrefixLM: lengths"  # as errors call it
+NAME = "PrefixLM: lengths"  # the name of the argument in errors
 
 
 class PrefixLM(Mask):
@@ -57,7 +57,7 @@ class PrefixLM(Mask):
 
     def __init__(self, lengths: Integers | int) -> None:
         self.lengths = check_lengths(lengths, NAME, read=True)
-        self._read()  # now, in eager code, so that compiled code finds the result
+        self._read()  # caches the result in eager code, for compiled code to read
 
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:
