@@ -54,7 +54,7 @@ def test_spans_without_the_leading_dimensions():
             return ch.extend.Spans(i, i + 1)
 
     x = torch.zeros(3, 4)
-    with pytest.raises(ch.ShapeError, match=r"(?s)returned start \(3,\).*Give positions \(Lq,\) as view\(1, 1, -1\)"):
+    with pytest.raises(ch.ShapeError, match=r"(?s)lower gave start \(3,\).*Give positions \(Lq,\) as view\(1, 1, -1\)"):
         ch.attention(x, x, x, mask=Own())
 
 

@@ -188,7 +188,7 @@ def test_what_cannot_be_says_why():
     with pytest.raises(ch.UnsupportedError, match="log-sum-exp"):
         ch.partial(query, key, value, engine="sdpa")
     for keys, words in (
-        ((3, 7), "would stand at 3 … 7 of 7"),
+        ((3, 7), "would be 3 … 7 of 7"),
         ((-1, 9), "-1"),
         ("ab", "whole number"),
         ((0, 9.0), "whole number"),
@@ -205,5 +205,5 @@ def test_what_cannot_be_says_why():
         part.merge(ch.partial(query[:, :, :4], key, value))
     with pytest.raises(ch.ClearheadError, match="result of another partial"):
         part.merge(part.output)
-    with pytest.raises(ch.ShapeError, match="one logit a head"):
+    with pytest.raises(ch.ShapeError, match="one logit for each head"):
         part.finish(torch.zeros(3))

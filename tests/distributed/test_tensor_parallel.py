@@ -16,7 +16,7 @@ REFUSED = {
     "a mask of all heads": "does not fit the scores", "a tensor of all heads": "does not broadcast",
     "a cache beside DTensors": "done", "a mask beside DTensors": "DTensor",
     "the whole again": "done", "additive": "hooks",
-    "torch's": "heads side by side", "sinks of all heads": "one logit a head",
+    "torch's": "heads side by side", "sinks of all heads": "one logit for each head",
     "a scale of all heads": "cut them as the layers", "a gate of all heads": "cut W_g",
     "a bias of the module": "not the same for all heads", "a norm of all heads": "query_norm has parameters",
     "a temperature of all heads": "temperature has parameters", "a learnt score of all heads": "score has parameters",

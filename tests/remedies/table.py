@@ -852,7 +852,7 @@ CASES = [
     ),
     case(
         "used(attend)",
-        ("Read what you need of attention_weights before", "used(attend, True) # @", "soft(*projected)"),
+        ("Read attention_weights before", "used(attend, True) # @", "soft(*projected)"),
         setup="projected = [attend.W_q(x).unflatten(-1, (2, 4)).transpose(1, 2).detach(), attend.W_k(x).unflatten(-1, (2, 4)).transpose(1, 2).detach()]\ndef used(attend, before=False):\n    one = x.clone()\n    dot = ch.nn.DotProductAttention()\n    q1, k1 = (t.clone() for t in projected)\n    dot(q1, k1, k1)\n    if before:\n        return dot.attention_weights.dense().detach()\n    k1.zero_()\n    return dot.attention_weights.dense()",
     ),
     # diagnoses of the rest

@@ -268,19 +268,19 @@ def check_spans(spans: Any, sizes: Sizes, who: str) -> Spans:
     The results of the residual are checked at each call.
     """
     if not isinstance(spans, Spans):
-        raise ClearheadError(f"{who} returned a {type(spans).__name__}; expected Spans(start, stop).")
+        raise ClearheadError(f"{who} gave a {type(spans).__name__}; expected Spans(start, stop).")
     gaps = () if spans.gaps is None else tuple(spans.gaps)
     for name, edge in zip(("start", "stop", "gaps", "gaps"), (spans.start, spans.stop, *gaps), strict=False):
         depth = 4 if name == "gaps" else 3
         fits = is_dense(edge) and edge.ndim == depth and broadcasts(edge.shape[:3], sizes.shape[:3])
         if not fits or edge.dtype != torch.int64 or edge.device != sizes.device:
             raise ShapeError(
-                f"{who} returned {name} {shown(edge)}; expected int64 on {sizes.device}, (B or 1, H or 1, Lq or 1), "
+                f"{who} gave {name} {shown(edge)}; expected int64 on {sizes.device}, (B or 1, H or 1, Lq or 1), "
                 f"and one more axis for gaps, where (B, H, Lq) = {sizes.shape[:3]}.\n"
                 "Give positions (Lq,) as view(1, 1, -1)."
             )
     if gaps and (len(gaps) != 2 or gaps[0].shape != gaps[1].shape or not _may_be_sorted(*gaps)):
-        raise ShapeError(f"{who} returned gaps that are not sorted and disjoint; expected start₁ ≤ stop₁ ≤ start₂ ≤ ….")
+        raise ShapeError(f"{who} gave gaps that are not sorted and disjoint; expected start₁ ≤ stop₁ ≤ start₂ ≤ ….")
     found: Spans = _move_empty_intervals(spans)
     residual = found.residual
     if residual is None or get_mode().compiled or getattr(residual, "func", None) is _checked_residual:

@@ -7,7 +7,13 @@ from clearhead.masks.base import Mask, Spans
 
 
 class RecordedMask(Mask):
-    """The spans of one call, as a mask to be shown. `said`: the title of the mask that they came from."""
+    """The spans of one recorded call, as a mask to show.
+
+    Args:
+        spans: The spans of the call.
+        sizes: Its sizes.
+        said: The title of the mask of the call; None if it is unknown.
+    """
 
     def __init__(self, spans: Spans, sizes: Sizes, said: str | None = None) -> None:
         self.of, self.sizes, self.said = spans, sizes, said

@@ -1,4 +1,4 @@
-"""The arguments `score`, `bias`, `scale` and `sinks` of a call, each validated by itself."""
+"""The arguments `score`, `bias`, `scale` and `sinks` of a call, validated one by one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DOT = Dot()
 
 
 def as_score(score: Any) -> Score:
-    """The argument `score` as a `Score`: None is the dot product, and a function becomes a `ScoreFunction`."""
+    """Return the argument `score` as a `Score`: None is the dot product, a function becomes a `ScoreFunction`."""
     if score is None:
         return DOT
     if isinstance(score, Score):
@@ -32,13 +32,13 @@ def as_score(score: Any) -> Score:
     if callable(score) and not isinstance(score, type):
         return ScoreFunction(score)
     raise ClearheadError(
-        f"score is {brief(score)}; expected an instance of a Score, such as Dot(), or a function f(query_tile, "
-        "key_tile)."
+        f"score is {brief(score)}; expected an instance of a Score, such as Dot(), or a function of query and key "
+        "tiles."
     )
 
 
 def as_bias(bias: Any, mask: Any) -> Bias:
-    """The argument `bias` as a `Bias`, which counts inside the documents of the mask."""
+    """Return the argument `bias` as a `Bias`, which counts positions inside the documents of the mask."""
     if isinstance(bias, Tensor | np.ndarray):
         bias = DenseBias(bias)
     if not isinstance(bias, Bias):
@@ -48,35 +48,36 @@ def as_bias(bias: Any, mask: Any) -> Bias:
 
 
 def validate_scale(scale: Any, score: Score) -> float:
+    """Return the argument `scale` as a number; raise if the score has a scale itself."""
     own = score._scale_argument()
     if own is not None:
         raise ClearheadError(
-            f"scale is {brief(scale, 40)}, and {score} has its own, by its {own}: pass one of the two."
+            f"scale is {brief(scale, 40)}, but {score} has its own, by its {own}; pass one of the two."
         )
     return check_number(scale, "scale")
 
 
 def as_sinks(given: Any, sizes: Sizes) -> Tensor:
-    """One logit a head, (H,)."""
+    """Return the argument `sinks` as a tensor (H,), one logit for each head."""
     if not (isinstance(given, np.ndarray) or is_dense(given)) or tuple(given.shape) != (sizes.heads,):
         raise ShapeError(
-            f"sinks is {shown(given)}, and the scores have {sizes.heads} heads, "
-            f"{(*sizes.shown, sizes.queries, sizes.keys)}; expected one logit a head, ({sizes.heads},): for sinks that "
-            f"begin at 0, torch.zeros({sizes.heads})." + no_heads(sizes)
+            f"sinks is {shown(given)}; expected one logit for each head, ({sizes.heads},), for scores "
+            f"{(*sizes.shown, sizes.queries, sizes.keys)}.\nFor sinks of 0 pass torch.zeros({sizes.heads})."
+            + no_heads(sizes)
         )
     sinks: Tensor = to_tensor(given, "sinks")
     check_float(sinks, "sinks")
     if sinks.device != sizes.device:
-        raise ClearheadError(f"sinks is on {sinks.device}, the inputs on {sizes.device}; pass sinks.to(query.device).")
+        raise ClearheadError(f"sinks is on {sinks.device}; expected {sizes.device}. Pass sinks.to(query.device).")
     return sinks
 
 
 def make_type_error(name: str, given: Any, expected: str) -> ClearheadError:
-    """The error for a mask or a bias that is none; of a function, or a BlockMask, it names the class for rules."""
+    """Make the error for a mask or a bias of a wrong type; for a function it names the class to use."""
     rule = "mask.mask_mod" if name == "mask" and callable(getattr(given, "mask_mod", None)) else name
     if isinstance(given, type) or (rule == name and not callable(given)):
         return ClearheadError(f"{name} is {brief(given)}; expected {expected}.")
     return ClearheadError(
-        f"{name} is a {type(given).__name__}; expected {expected}.\nA rule, a function of (batch, head, query_index, "
-        f"key_index), pass as {name.capitalize()}Function({rule})."
+        f"{name} is a {type(given).__name__}; expected {expected}.\nPass a function of (batch, head, query_index, "
+        f"key_index) as {name.capitalize()}Function({rule})."
     )

@@ -1,7 +1,7 @@
-"""Checks of a problem that did not come from `make_problem`: its parts are compared with its sizes.
+"""Checks of a problem that `make_problem` did not make: its parts must fit its sizes.
 
 `make_problem` checks the arguments of `attention`. An edit, an engine, a file, a pickle or a call of the compiled
-operator may give a problem that nothing has checked. Each of them passes it here before an engine reads it.
+operator may make a problem without checks, so it passes through `checked` before an engine reads it.
 """
 
 from __future__ import annotations
@@ -23,15 +23,20 @@ from clearhead.scores.base import Pairwise
 
 
 def ours(thing: Any) -> bool:
-    """Whether an object is of a class of clearhead's own, whose results need no check."""
+    """Return whether clearhead defines the class of an object, so that its results need no check."""
     return type(thing).__module__.startswith("clearhead.")
 
 
 def checked(problem: Any, who: str, like: Problem | None = None) -> Problem:
-    """The same problem, if every part fits its sizes. The values that follow from its mask are derived anew.
+    """Return the problem if every part fits its sizes, with the values that follow from its mask derived anew.
 
-    `who`: the source of the problem, with which an error begins. `like`: the problem that it replaces, of the same
-    sizes, dtype, device and value width. Cost: O(Lq) for a mask, O(1) for all other parts.
+    Args:
+        problem: The problem.
+        who: The source of the problem, as the first words of an error.
+        like: The problem that it replaces, of the same sizes, dtype, device and value width.
+
+    Cost:
+        O(Lq) for a mask, O(1) for all other parts.
     """
     if not isinstance(problem, Problem):
         raise ClearheadError(f"{who} gave a {type(problem).__name__}; expected a Problem: problem._replace(…).")
@@ -39,8 +44,8 @@ def checked(problem: Any, who: str, like: Problem | None = None) -> Problem:
     _check_operands(problem, who)
     if like is not None and _describe(problem) != _describe(like):
         raise ShapeError(
-            f"{who} gave a problem of {_describe(problem)}.\nThe call has {_describe(like)}, and its output needs the "
-            "same: replace tensors by others of their shapes, dtype and device."
+            f"{who} gave a problem of {_describe(problem)}; expected {_describe(like)}, as the call has.\n"
+            "Replace tensors by tensors of the same shape, dtype and device."
         )
     mask = problem.visible
     if mask is not None and (like is None or mask is not like.visible):
@@ -57,12 +62,12 @@ def checked(problem: Any, who: str, like: Problem | None = None) -> Problem:
 
 
 def checked_from(thing: Any, problem: Problem, method: str) -> Problem:
-    """The problem that a method of an object gave, checked where the object is of a user's class."""
+    """Return the problem that a method of an object returned, checked if the class is user-defined."""
     return problem if ours(thing) else checked(problem, f"{type(thing).__name__}.{method}")
 
 
 def _describe(problem: Problem) -> str:
-    """What the output of a problem follows from."""
+    """Return the sizes, the dtype and the device that determine the output of a problem, as text."""
     width = None if problem.value is None else problem.value.shape[-1]
     sizes = problem.sizes
     return f"(B, H, Lq, Lk) = {sizes.shape}, values of width {width}, {problem.query.dtype} on {sizes.device}"
@@ -78,8 +83,8 @@ def _check_operands(problem: Problem, who: str) -> None:
     _check(scores.key, "key", (sizes.batch, key_heads, sizes.keys, key_width), problem, who, of_query)
     if (sizes.heads % key_heads if key_heads else sizes.heads) or (key_heads and not sizes.heads):
         raise ShapeError(
-            f"{who} gave {sizes.heads} query heads and {key_heads} key heads: the key heads must divide the query "
-            "heads.\n" + columns({"query": scores.query.shape, "key": scores.key.shape}, -3)
+            f"{who} gave {sizes.heads} query heads and {key_heads} key heads; expected a number of key heads that "
+            "divides them.\n" + columns({"query": scores.query.shape, "key": scores.key.shape}, -3)
         )
     if problem.value is not None:
         shape = (sizes.batch, key_heads, sizes.keys, _width(problem.value))
@@ -98,7 +103,7 @@ def _width(tensor: Any) -> int:
 def _check(
     tensor: Any, name: str, shape: tuple[int, ...], problem: Problem, who: str, dtypes: tuple[torch.dtype, ...]
 ) -> None:
-    """Raise unless this is a dense tensor of the shape, of one of the dtypes, on the problem's device."""
+    """Raise unless the tensor is dense, and has the shape, one of the dtypes, and the device of the problem."""
     device = problem.sizes.device
     if not is_dense(tensor) or tuple(tensor.shape) != shape or tensor.dtype not in dtypes or tensor.device != device:
         raise ShapeError(

@@ -1,4 +1,4 @@
-"""The extent of the keys that each query may see."""
+"""The first and last allowed key of each query."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor
 from clearhead.problem.problem import Problem
 from clearhead.problem.region import EVERY
 
-PART = 2**21  # the most pairs at once
+PART = 2**21  # the most pairs of a residual in memory at once
 
 
 class Extent(NamedTuple):
-    """For each query its first key, one more than its last key, and how many keys it may see.
+    """The first allowed key of each query, one more than its last, and the number of its allowed keys.
 
-    Each is int64 (B or 1, H or 1, Lq or 1). A query that sees nothing has first = Lk, stop = 0.
+    Each is int64 (B or 1, H or 1, Lq or 1). A fully masked row has first = Lk, stop = 0.
     """
 
     first: Tensor
@@ -25,7 +25,7 @@ class Extent(NamedTuple):
 
 
 def extent(problem: Problem) -> Extent:
-    """The extent of the keys that each query may see. A mask without intervals is read pair by pair."""
+    """Compute the extent of the allowed keys of each query; a mask with a residual is read pair by pair."""
     spans, keys = problem.spans, problem.sizes.keys
     if spans is None:
         nothing = torch.zeros((1, 1, 1), device=problem.sizes.device, dtype=torch.int64)
@@ -42,7 +42,7 @@ def extent(problem: Problem) -> Extent:
     for row in range(0, queries, rows):
         part = slice(row, min(row + rows, queries))
         keep = spans.keep(EVERY, EVERY, part, EVERY, keys)
-        if found is None:  # written to part by part: small results between large ones would scatter the memory
+        if found is None:  # allocate once: small results between large temporaries would fragment the memory
             found = Extent(*(keep.new_zeros(*keep.shape[:2], queries, dtype=torch.int64) for _ in range(3)))
         count, bits = keep.sum(-1), keep.to(torch.uint8)
         found.first[..., part] = torch.where(count > 0, bits.argmax(-1), keys)

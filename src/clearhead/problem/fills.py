@@ -1,4 +1,4 @@
-"""Numbers that are added to scores to hide keys, such as −10000, read as a mask."""
+"""Large negative numbers in a bias that mask keys, such as −10000, read as a mask."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from clearhead.problem.extent import extent
 from clearhead.problem.problem import Problem
 from clearhead.problem.visible import Visible, resolve
 
-FILL = -9e3  # numbers up to this one hide a key: their exp is 0 in every dtype. BERT's −10000 is −9984 in bfloat16
+FILL = -9e3  # a bias up to this number masks a key: exp of it is 0. BERT's −10000 is −9984 in bfloat16
 
 
 def taken_apart(problem: Problem) -> tuple[Problem, Tensor | None]:
-    """The same problem with the fills of a dense bias in its mask, and the queries that the fills leave blind.
+    """Move the fills of a dense bias into the mask; return the problem, and the queries that only see fills.
 
-    A blind query, in a bool tensor (B or 1, H or 1, Lq or 1), has a finite fill at every key that it may see. The
-    softmax undoes the fill, so the query sees all of these keys. None where there is no fill.
+    Such a query, True in a bool tensor (B or 1, H or 1, Lq or 1), has a finite fill at every key that its mask allows.
+    The softmax cancels the fill, so the query attends to all of these keys. The tensor is None if there is no fill.
     """
     bias = problem.bias
     if bias is None or bias.dense is None or not bool((bias.dense <= FILL).any()):
@@ -38,7 +38,7 @@ def taken_apart(problem: Problem) -> tuple[Problem, Tensor | None]:
 
 
 def _seeing(problem: Problem, keep: Tensor) -> Problem:
-    """The problem under its mask and another one, bool (B or 1, H or 1, Lq or 1, Lk or 1)."""
+    """Return the problem whose mask is joined with another one, bool (B or 1, H or 1, Lq or 1, Lk or 1)."""
     mask: Mask = DenseMask(keep)
     if problem.spans is not None:
         mask = RecordedMask(problem.spans, problem.sizes) & mask

@@ -1,4 +1,4 @@
-"""Operands are made finite, and queries that may see a number that was not finite get NaN by a poison."""
+"""Operands made finite, with a poison that gives NaN to the queries that attend to a non-finite number."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from clearhead.problem.visible import all_seen, seen_of
 
 
 def zero_unseen(problem: Problem, only_not_finite: bool = False) -> Problem:
-    """The same problem with zeros in place of keys that no query sees and of queries that see nothing, or only of their
-    numbers that are not finite."""
+    """Set keys to 0 that no query attends to, and fully masked queries; or only their non-finite numbers."""
     visible = problem.visible
     if visible is None or visible.unseen == "none" or all_seen(visible, problem.sizes):
         return problem
@@ -28,18 +27,18 @@ def zero_unseen(problem: Problem, only_not_finite: bool = False) -> Problem:
 
 
 def guard(problem: Problem) -> Problem:
-    """The same problem with finite operands, and a poison for operands that were not finite.
+    """Return the problem with finite operands, and a poison for operands that were not finite.
 
     The poison is NaN for queries and keys (values) that are not finite, else 0. It is added to the scores before the
-    mask, so it reaches the queries that may see such a key, and no others. Without it a masked NaN would reach every
-    query, because 0 · NaN is NaN. A problem that has a poison is guarded already.
+    mask, so it reaches only the queries that may attend to such a key. Without it a masked NaN would reach every query,
+    because 0 · NaN is NaN. A problem with a poison is guarded already.
     """
     if problem.poison is not None:
         return problem
     problem = zero_unseen(problem)
     query, key, value = problem.query, problem.key, problem.value
     with_keys = (key,) if value is None else (key, value)
-    if problem.visible is None:  # every query sees every key; a NaN in one query reaches no other query
+    if problem.visible is None:  # a NaN key reaches every query anyway; a NaN query reaches no other query
         if finite(query):
             return problem
         scores = problem.scores._replace(query=_finite_part(query))
@@ -60,6 +59,6 @@ def _finite_part(tensor: Tensor) -> Tensor:
 
 
 def _poison(*tensors: Tensor) -> Tensor:
-    """0 where all the vectors are finite, NaN elsewhere: (B, H, L)."""
+    """Return 0 where all the vectors are finite, NaN elsewhere, (B, H, L)."""
     bad = torch.stack([~t.detach().isfinite().all(-1) for t in tensors]).any(0)
     return torch.zeros(bad.shape, dtype=torch.float32, device=bad.device).masked_fill(bad, math.nan)

@@ -1,4 +1,4 @@
-"""The keys that a cache holds of each sequence, as a mask that needs no check."""
+"""The mask of the keys that a cache holds, which needs no validation."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from clearhead.masks.lengths import Lengths
 
 
 class HeldKeys(Lengths):
-    """The first keys of each sequence, as many as a cache has counted: `Lengths` whose values are known on the host."""
+    """The first keys of each sequence, as many as a cache has counted: `Lengths` with values known on the host.
+
+    Args:
+        lengths: How many keys each sequence has, int64 (B,), or (1,) for all; no call writes to it.
+        ends: The same numbers.
+    """
 
     ends: tuple[int, ...]
 
     def __init__(self, lengths: Tensor, ends: tuple[int, ...]) -> None:
-        """Args:
-        lengths: How many keys each sequence has, int64 (B,), or (1,) for all; no call writes to it.
-        ends: The same numbers.
-        """
-        vars(self).update(valid_lens=lengths, ends=ends)  # nothing to validate
+        vars(self).update(valid_lens=lengths, ends=ends)  # skips the checks of Lengths: a cache counts right
 
     def _read(self) -> Known:
         return Known(((len(self.ends),), *self.ends), max(self.ends, default=None))

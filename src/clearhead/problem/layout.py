@@ -1,4 +1,4 @@
-"""The layouts of a call's arguments: where the heads stand, and sequences of unequal lengths in nested tensors."""
+"""The layouts of a call's arguments: the axis of the heads, and nested tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ARRANGED = ("query", "key", "value", "mask", "bias", "align")
 
 
 class Arranged(NamedTuple):
-    """The arguments of a call with the heads before the length, in one memory; `back` gives its output their layout."""
+    """The arguments of a call as (B, H, L, D); `back` converts the output to the caller's layout."""
 
     query: Any
     key: Any
@@ -27,16 +27,16 @@ class Arranged(NamedTuple):
 
 
 def is_arranged(query: Any, key: Any, layout: Any) -> bool:
-    """Whether query and key are (..., H, L, D) tensors or arrays already."""
+    """Return whether query and key are (..., H, L, D) tensors or arrays already."""
     return type(layout) is str and layout == "BHLD" and not is_nested(query) and not is_nested(key)
 
 
 def arrange(query: Any, key: Any, value: Any, mask: Any, bias: Any, align: Any, layout: Any) -> Arranged:
-    """The arguments of a call in any layout, for engines. `value`: None where only the weights are wanted."""
+    """Convert the arguments of a call in any layout to the layout of engines; `value` is None for the weights alone."""
     if not isinstance(layout, str) or layout not in LAYOUTS:
         raise ClearheadError(
-            f"layout is {layout!r:.60}; expected 'BHLD' (heads before the length), 'BLHD' (after it) or 'LHD' (packed: "
-            "after it, without a batch)."
+            f"layout is {layout!r:.60}; expected 'BHLD' (heads before the length), 'BLHD' (heads after it) or 'LHD' "
+            "(packed rows without a batch axis)."
         )
     named = {"query": query, "key": key} | ({} if value is None else {"value": value})
     if layout != "BHLD":
@@ -64,5 +64,5 @@ def _heads_first(name: str, array: Any, layout: str) -> Any:
     if dims is None or not (dims == 3 if layout == "LHD" else dims >= 4):
         expected = "three dimensions, (L, H, D)" if layout == "LHD" else "four dimensions, (B, L, H, D), or more"
         got = f"shape {tuple(array.shape)}" if dims is not None else f"type {type(array).__name__}"
-        raise ShapeError(f"{name} has {got}; with layout={layout!r} it has {expected}.")
+        raise ShapeError(f"{name} has {got}; expected {expected}, for layout={layout!r}.")
     return _turned(array)[None] if layout == "LHD" else _turned(array)

@@ -1,4 +1,4 @@
-"""`mask=` and `valid_lens=`, as functions and modules take them."""
+"""The arguments `mask` and `valid_lens` of functions and modules."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ from clearhead.problem.nested import is_nested
 
 
 def apply_valid_lens(mask: Any, valid_lens: Any, bias: Any) -> tuple[Any, Any]:
-    """The mask and the bias of a call of `attention`, which checks a mask without lengths itself."""
+    """Return the mask and the bias of a call of `attention`, which checks a mask without lengths itself."""
     return (mask, bias) if valid_lens is None else with_lengths(mask, valid_lens, bias)
 
 
 def with_lengths(mask: Any, valid_lens: Any, bias: Any = None) -> tuple[Any, Any]:
-    """The mask joined with the lengths, and the bias beside it, as `attention` takes them. A float mask beside lengths
-    becomes a part of the bias: the lengths still say which pairs are left out."""
+    """Join the mask with the lengths; return it with the bias, as `attention` takes them.
+
+    A float mask beside lengths becomes a part of the bias, and the lengths decide which pairs are masked.
+    """
     check_mask(mask)
     if valid_lens is None:
         return mask, bias
@@ -37,7 +39,7 @@ def with_lengths(mask: Any, valid_lens: Any, bias: Any = None) -> tuple[Any, Any
     if isinstance(mask, Mask):
         return mask & lengths, bias
     if not isinstance(mask, Tensor | np.ndarray):
-        return mask, bias  # attention() raises for it
+        return mask, bias  # attention() raises the error for this type
     if not to_tensor(mask, "mask").is_floating_point():
         return DenseMask(mask) & lengths, bias
     if isinstance(bias, Tensor | np.ndarray):
@@ -48,30 +50,30 @@ def with_lengths(mask: Any, valid_lens: Any, bias: Any = None) -> tuple[Any, Any
 
 
 def check_mask(mask: Any) -> None:
-    """Refuse integers: they may be lengths, or a tokenizer's mask."""
+    """Raise for integers, which may be lengths or a tokenizer's mask."""
     if mask is None:
         return
     if isinstance(mask, list | tuple | range) or is_nested(mask):
         raise ClearheadError(
-            f"mask is {brief(mask)}; expected a Mask, such as Causal(), a bool tensor (True: may attend), or a float "
-            "tensor (added to the scores).\nFor how many keys may be seen pass valid_lens=..., or mask=Lengths(...)."
+            f"mask is {brief(mask)}; expected a Mask, such as Causal(), a bool tensor (True = may attend), or a float "
+            "tensor (added to the scores).\nPass numbers of allowed keys as valid_lens=..., or mask=Lengths(...)."
         )
     if isinstance(mask, Tensor | np.ndarray) and is_whole(mask):
         refuse_additive(mask, "mask")
         raise ClearheadError(
-            f"mask has dtype {mask.dtype}, shape {tuple(mask.shape)}; expected bool, True where a query may attend, or "
-            "float, added to the scores.\nFor lengths pass valid_lens=mask, or mask=Lengths(mask); for a tokenizer's "
-            "0/1 attention_mask mask=Padding(mask); for another 0/1 matrix mask=DenseMask(mask.bool())."
+            f"mask has dtype {mask.dtype}, shape {tuple(mask.shape)}; expected bool, True = may attend, or float "
+            "(added to the scores).\nPass lengths as valid_lens=mask, or mask=Lengths(mask); a tokenizer's 0/1 "
+            "attention_mask as mask=Padding(mask); another 0/1 matrix as mask=DenseMask(mask.bool())."
         )
 
 
 def _as_lengths(valid_lens: Any) -> Lengths:
-    """Integers, one a sequence or one a query; raises for a mask, and names the argument that takes it."""
+    """Return integers as `Lengths`; raise for a mask, with the argument that takes it."""
     numbers = None if isinstance(valid_lens, Mask) else as_tensor(valid_lens, "valid_lens")
     if numbers is None or numbers.dtype == torch.bool or not numbers.ndim:
         raise ClearheadError(
-            f"valid_lens is {valid_lens.title() if numbers is None else shown(numbers)}; it takes integers (B,), one "
-            "for each sequence, or (B, Lq): how many keys may be seen.\nPass a mask as mask=, True where a query may "
-            "attend; of shape (B, Lk), one row a sequence, as mask=Padding(keep)."
+            f"valid_lens is {valid_lens.title() if numbers is None else shown(numbers)}; expected numbers of keys, "
+            "(B,), one for each sequence, or (B, Lq).\nPass a mask as mask=, True = may attend; one row for each "
+            "sequence, (B, Lk), as mask=Padding(keep)."
         )
     return Lengths(valid_lens)

@@ -1,4 +1,4 @@
-"""Nested tensors: their sequences as packed rows, and documents as the mask of these rows."""
+"""Nested tensors as packed rows, with documents as the mask of these rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from clearhead.masks.documents import DocumentsByEdges
 
 
 def is_nested(array: Any) -> bool:
-    """Whether this is a nested tensor, or `torch.func` wraps one."""
+    """Return whether the argument is a nested tensor, maybe wrapped by `torch.func`."""
     if not isinstance(array, Tensor):
         return False
     return bool(array.is_nested if interpreter() is None or get_mode().compiled else unwrap(array).is_nested)
@@ -30,7 +30,7 @@ class PackedRows(NamedTuple):
 
     given: dict[str, Tensor]
     rows: dict[str, Tensor]
-    sums: dict[str, Tensor]  # of the lengths of the sequences, on their device
+    sums: dict[str, Tensor]  # the cumulative sums of the sequences' lengths, on their device
     edges: DocumentEdges
 
     def make_mask(self, mask: Any) -> Mask:
@@ -71,7 +71,7 @@ class PackedRows(NamedTuple):
 
 
 def pack(named: dict[str, Any], hint: str) -> PackedRows:
-    """Return the packed rows of nested query and key, and of a value where there is one.
+    """Return the packed rows of nested query and key, and of a value if there is one.
 
     Args:
         named: The tensors by name. Without a query the key takes its place.
@@ -80,19 +80,19 @@ def pack(named: dict[str, Any], hint: str) -> PackedRows:
     Raises:
         UnsupportedError: In compiled code and in transforms of `torch.func`.
         ClearheadError: If some of the tensors are not nested.
-        ShapeError: If the tensors differ in their sequences.
+        ShapeError: If the lengths of the sequences differ.
     """
     mode = get_mode()
     if mode.compiled or mode.transforms:
         raise UnsupportedError(
-            "Nested tensors are read on the host, so compiled code and torch.func cannot use them. Call attention, or "
-            "the module, outside of them, or pass padded tensors and mask=Lengths(valid_lens)."
+            "clearhead reads nested tensors on the host, so compiled code and torch.func cannot use them.\n"
+            "There pass padded tensors and mask=Lengths(valid_lens)."
         )
     if not all(map(is_nested, named.values())):
         kinds = {name: "nested" if is_nested(given) else "not" for name, given in named.items()}
         raise ClearheadError(
-            f"{', '.join(f'{name} is {kind}' for name, kind in kinds.items())}: pass nested tensors for all of them, "
-            "or to_padded_tensor(0.0) of the nested ones and mask=Lengths(valid_lens)."
+            f"{', '.join(f'{name} is {kind}' for name, kind in kinds.items())}; expected nested tensors for all.\n"
+            "Or pass to_padded_tensor(0.0) of the nested ones and mask=Lengths(valid_lens)."
         )
     read: dict[int, tuple[Tensor, Tensor]] = {}  # by identity: a tensor that is given twice is read once
     for name, given in named.items():
@@ -103,10 +103,10 @@ def pack(named: dict[str, Any], hint: str) -> PackedRows:
     key = sums["key"]
     query = sums.get("query", key)
     if len(query) != len(key):
-        raise ShapeError(f"query has {len(query) - 1} sequences and key has {len(key) - 1}.")
+        raise ShapeError(f"query has {len(query) - 1} sequences and key has {len(key) - 1}; expected equal numbers.")
     if "value" in sums and not torch.equal(sums["value"], key):
         lengths = {name: tuple(sums[name].diff().tolist()[:8]) for name in ("key", "value")}
-        raise ShapeError("key and value disagree in the lengths of their sequences.\n" + columns(lengths))
+        raise ShapeError("key and value have sequences of different lengths.\n" + columns(lengths))
     return PackedRows(named, rows, sums, DocumentEdges(query, key, nested=True))
 
 
@@ -115,18 +115,18 @@ def _read_rows(name: str, given: Any, hint: str) -> tuple[Tensor, Tensor]:
     if given.layout is torch.strided:
         parts = given.unbind()
         if {part.ndim for part in parts} not in ({2}, {3}):
-            raise ShapeError(f"{name} is nested; expected sequences (L, D) or (H, L, D), one or more, all of one kind.")
+            raise ShapeError(f"{name} is nested; expected one or more sequences, all (L, D) or all (H, L, D).")
         lengths = torch.tensor([0, *(part.shape[-2] for part in parts)], device=given.device)
         return torch.cat(parts, -2)[None], lengths.cumsum(0)
     ragged = [dim for dim, size in enumerate(given.shape) if not isinstance(size, int)]
     if given.dim() not in (3, 4) or ragged != [given.dim() - 2]:
         raise ShapeError(
             f"{name} is a nested tensor of shape {tuple(given.shape)}; expected (B, j, D) or (B, H, j, D), where j is "
-            f"the length that varies. {hint}"
+            f"the ragged dimension. {hint}"
         )
     flat = given.transpose(1, 2) if given.dim() == 4 else given
     values, edges, lengths = flat.values(), flat.offsets(), flat.lengths()
-    if lengths is not None:  # there is room between the sequences; contiguous() would have a gradient of another shape
+    if lengths is not None:  # the memory has gaps between sequences; contiguous() gives a gradient of a wrong shape
         starts, edges = edges[:-1], torch.cat((edges[:1] * 0, lengths.cumsum(0)))
         moves = (starts - edges[:-1]).repeat_interleave(lengths)
         values = values[moves + torch.arange(len(moves), device=values.device)]
@@ -137,6 +137,6 @@ def _as_mask(mask: Any) -> Mask:
     if isinstance(mask, Tensor | np.ndarray) and str(mask.dtype).rpartition(".")[2] in ("bool", "bool_"):
         return DenseMask(mask)
     raise ClearheadError(
-        f"mask is a {type(mask).__name__}; beside nested tensors it is a Mask, such as Causal(), or a bool tensor for "
-        "the padded sequences, (B, Lq, Lk) or (B, H, Lq, Lk). Pass numbers that are added to the scores as bias=."
+        f"mask is a {type(mask).__name__}; expected a Mask, such as Causal(), or a bool tensor for the padded "
+        "sequences, (B, Lq, Lk) or (B, H, Lq, Lk), beside nested tensors.\nPass numbers to add to the scores as bias=."
     )

@@ -1,4 +1,4 @@
-"""A problem as tensors and numbers, which autograd saves and a custom operator takes."""
+"""A problem as tensors and numbers, for autograd and custom operators."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NOTHING = torch.empty(0, dtype=torch.float32, device="cpu")  # a placeholder fo
 
 @with_outline
 class Operands(NamedTuple):
-    """The differentiable tensors of a problem; or one gradient for each, and None for a gradient that is not wanted."""
+    """The differentiable tensors of a problem, or a gradient for each; None for a gradient that is not wanted."""
 
     query: Tensor | None
     key: Tensor | None
@@ -34,14 +34,14 @@ class Operands(NamedTuple):
 
 
 def operands(problem: Problem) -> Operands:
-    """The differentiable tensors of a problem."""
+    """Return the differentiable tensors of a problem."""
     scores, added = problem.scores, problem.bias or Added()
     weight = scores.weight if isinstance(scores, Pairwise) else None
     return Operands(scores.query, scores.key, problem.value, weight, added.dense, added.relative, problem.sinks)
 
 
 def with_operands(problem: Problem, tensors: Sequence[Tensor | None]) -> Problem:
-    """The same problem over other tensors."""
+    """Return the problem with other tensors in place of its operands."""
     query, key, value, weight, dense, relative, sinks = tensors
     assert query is not None and key is not None
     scores: Any = problem.scores
@@ -52,12 +52,12 @@ def with_operands(problem: Problem, tensors: Sequence[Tensor | None]) -> Problem
 
 
 def without_operands(problem: Problem) -> Problem:
-    """The problem without its operands, for a graph to keep: autograd saves and frees the operands themselves."""
+    """Return the problem without its operands, for a graph to store: autograd saves and frees the operands."""
     return with_operands(problem._replace(mode=CURRENT), (_NOTHING, _NOTHING, None, None, None, None, None))
 
 
 def folded(problem: Problem) -> Problem:
-    """The same problem with the weight of a dot product in its query, or itself where there is no such weight."""
+    """Return the problem with the weight of a dot product multiplied into its query."""
     scores = problem.scores
     if not isinstance(scores, Pairwise) or scores.weight is None or scores.phi != "mul":
         return problem
@@ -65,7 +65,10 @@ def folded(problem: Problem) -> Problem:
 
 
 def unfolded(gradients: Operands, problem: Problem, weight: bool) -> Operands:
-    """Gradients of the problem from those of the folded one. `weight`: whether the weight's gradient is wanted."""
+    """Convert gradients of the folded problem to those of the problem.
+
+    `weight`: whether to compute the gradient of the weight.
+    """
     lowered, of_query = problem.lowered, gradients.query
     assert lowered is not None and lowered.weight is not None and of_query is not None
     of_weight = (of_query * problem.query).sum((0, 1, 2)) if weight else None
@@ -73,25 +76,25 @@ def unfolded(gradients: Operands, problem: Problem, weight: bool) -> Operands:
 
 
 def in_dtypes(gradients: Operands, of: Operands) -> tuple[Tensor | None, ...]:
-    """Each gradient in its operand's dtype."""
+    """Convert each gradient to the dtype of its operand."""
     pairs = zip(gradients, of, strict=True)
     return tuple(g if g is None or t is None or g.dtype is t.dtype else g.to(t.dtype) for g, t in pairs)
 
 
-PACKED = "clearhead::attend"  # the source of unpacked problems, as an error names it
-# the parts of a packed problem as the arguments of a custom operator; the tensors stand first
+PACKED = "clearhead::attend"  # the name of the source of unpacked problems, for errors
+# The parts of a packed problem as the arguments of a custom operator, the tensors first.
 SCHEMA = (
     "Tensor query, Tensor key, Tensor value, Tensor? weight, Tensor? dense, Tensor? relative, Tensor? sinks, "
     "Tensor? start, Tensor? stop, Tensor? gap_start, Tensor? gap_stop, Tensor? keep, Tensor? seed, "
     "str phi, float scale, float? softcap, float dropout_p"
 )
 TENSORS = SCHEMA.count("Tensor")
-Tensors = tuple[Tensor | None, ...]  # operands, the spans' start, stop and gaps, the residual, the dropout's seed
+Tensors = tuple[Tensor | None, ...]  # operands; start, stop and gaps of the spans; residual; seed of the dropout
 Numbers = tuple[str, float, float | None, float]  # φ, scale, softcap, dropout_p
 
 
 def packed(problem: Problem) -> tuple[Tensors, Numbers]:
-    """A lowered problem in parts. A mask's residual and a bias by a function become tensors of the same size."""
+    """Return the parts of a lowered problem; a residual and a bias by a function become tensors of the full size."""
     spans, lowered, every = problem.spans, problem.lowered, (slice(None),) * 4
     assert lowered is not None
     keep = None
@@ -107,8 +110,14 @@ def packed(problem: Problem) -> tuple[Tensors, Numbers]:
 def unpacked(
     tensors: Sequence[Tensor | None], numbers: Numbers, wanted: Sequence[bool], length: int | None = None
 ) -> Problem:
-    """The problem of these parts. Its operands are new leaves, and those of them that are `wanted` need a gradient.
-    `length`: the length of the whole sequence, where query and key are a part of it while mask and bias are whole."""
+    """Return the problem of these parts.
+
+    Args:
+        tensors: The operands, the edges of the spans, the residual, and the seed.
+        numbers: φ, scale, softcap and dropout_p.
+        wanted: For each operand, whether it requires grad. The operands become new leaves.
+        length: The length of the whole sequence if query and key are a part of it, while mask and bias are whole.
+    """
     leaves = [None if t is None else t.detach().requires_grad_(w) for t, w in zip(tensors, wanted, strict=False)]
     start, stop, gap_start, gap_stop, keep, seed = tensors[len(leaves) :]
     query, key, value, weight, dense, relative, sinks = leaves

@@ -1,4 +1,4 @@
-"""Packed rows as the padded batch of their sequences: for edits, records and other code that reads weights."""
+"""Packed rows as the padded batch of their sequences, for code that reads weights, such as edits and records."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from clearhead.scores.change_in_documents import count_in_row
 
 
 def get_nested_edges(mask: Any) -> DocumentEdges | None:
-    """Return the edges of the sequences where this is the mask of nested tensors."""
+    """Return the edges of the sequences if this is the mask of nested tensors."""
     edges = mask._document_edges if isinstance(mask, Mask) else None
     return edges if edges is not None and edges.nested else None
 
 
 def pad_arguments(call: Any) -> Any:
-    """Return the arguments of `attention` for the padded batch; those of a call without nested tensors as they are."""
+    """Return the arguments of `attention` for the padded batch; the same object for a call without nested tensors."""
     edges = get_nested_edges(call.mask)
     if edges is None:
         return call
@@ -43,7 +43,7 @@ def pad_arguments(call: Any) -> Any:
 
 
 def pad_problem(problem: Problem, edges: DocumentEdges) -> Problem:
-    """Return the problem of the padded batch, without a value, from that of the packed rows."""
+    """Return the problem of the padded batch, without a value, from the problem of the packed rows."""
     row = problem.sizes
     sizes = edges.pad_sizes(row)
     scores = problem.scores._replace(query=edges.queries.pad(problem.query), key=edges.keys.pad(problem.key))
@@ -70,7 +70,7 @@ def pad_problem(problem: Problem, edges: DocumentEdges) -> Problem:
 
 
 def _pad_part(part: Part, edges: DocumentEdges, sizes: Sizes) -> Part:
-    """Turn a function of parts of the row into one of parts of the padded batch; pairs of no sequence get 0."""
+    """Convert a function of parts of the row to one of parts of the padded batch; pairs of no sequence get 0."""
 
     def fill_batch(batch: slice, heads: slice, *sides: slice) -> Tensor:
         asked = [range(*extent(side, size)) for side, size in zip(sides, sizes[2:4], strict=True)]

@@ -90,7 +90,7 @@ class Partial(NamedTuple):
         maximum = torch.maximum(*(m.masked_fill(blind, -torch.inf) for m, _, blind in (mine, theirs)))
         empty = mine[2] & theirs[2]
         maximum = maximum.masked_fill(empty, 0.0)
-        # in a row that sees nothing exp is given 0: its own argument could overflow, with a gradient of NaN
+        # mask the argument of exp in fully masked rows: it could overflow, with a gradient of NaN
         totals = [
             (m - maximum + log_sum).masked_fill(blind, 0.0).exp().masked_fill(blind, 0.0)
             for m, log_sum, blind in (mine, theirs)

@@ -152,7 +152,7 @@ class Problem(NamedTuple):
             return False
         scores = self.scores
         if isinstance(scores, ByTile) or (self.bias is not None and self.bias.function is not None):
-            return True  # a score with tile() alone, or a function, may close over anything
+            return True  # a score with tile() alone, or a function, may read any tensor
         dense, relative = (None, None) if self.bias is None else (self.bias.dense, self.bias.relative)
         for tensor in (scores.query, scores.key, scores.weight, self.sinks, self.value, dense, relative):
             if tensor is not None and tensor.requires_grad:
@@ -265,7 +265,7 @@ def make_problem(
     if documents is not None:
         score = count_in_documents(score, documents)
     score.check(query, key)
-    if 0 in sizes[:4] and not mode.compiled:  # without pairs, a NaN would still reach the gradient of a projection
+    if 0 in sizes[:4] and not mode.compiled:  # even without pairs a NaN would reach the gradient of a projection
         query, key = (t.masked_fill(~t.isfinite(), 0.0) for t in (query, key))
     factor = score._default_scale(query.shape[-1]) if scale is None else validate_scale(scale, score)
     of_all = sizes if among is None else _of_all(sizes, *among)
@@ -285,8 +285,8 @@ def make_problem(
     scores = _scores(score, query, key, factor, by_tile, among, mode.autocast)
     projected = scores.query is not query or scores.key is not key
     unseen = None if visible is None or visible.unseen == "none" else visible
-    # a key that no query sees may be NaN, which would reach the gradients of projections; else engines see to it, and
-    # whoever shows raw scores
+    # A key that no query may attend to may be NaN, which would reach the gradients of the score's projections. Without
+    # projections the engines, and the code that shows raw scores, handle such keys.
     if unseen is not None and projected and not finite_unseen(unseen, query, key):
         keys, queries = seen_of(unseen, sizes)
         query = zero(query, queries, only_not_finite=True)
@@ -318,7 +318,7 @@ def _of_all(sizes: Sizes, first: int, total: int) -> Sizes:
     """Return the sizes with all `total` keys, of which the given keys begin at `first`."""
     if first < 0 or first + sizes.keys > total:
         raise ShapeError(
-            f"keys is ({first}, {total}), and there are {sizes.keys} keys here: they would stand at {first} … "
+            f"keys is ({first}, {total}), and there are {sizes.keys} keys here: their indices would be {first} … "
             f"{first + sizes.keys - 1} of {total}."
         )
     return sizes._replace(keys=total)
@@ -337,33 +337,33 @@ def inputs(query: Any, key: Any, value: Any, mode: Mode) -> tuple[Tensor, Tensor
 def with_value(problem: Problem, value: Any) -> Problem:
     """Return the problem with a value (..., Lk, Ev), whose leading dimensions broadcast to those of the problem."""
     value = to_tensor_float(value, "value")
-    if value.dtype != problem.query.dtype and value.is_floating_point():  # the call was under autocast
+    if value.dtype != problem.query.dtype and value.is_floating_point():  # autocast changed the dtype of the call
         dtype = torch.promote_types(value.dtype, problem.query.dtype)
         scores = problem.scores._replace(query=problem.query.to(dtype), key=problem.key.to(dtype))
         problem, value = problem._replace(scores=scores), value.to(dtype)
     sizes = problem.sizes
-    if sizes.heads_last is not None and value.ndim > 2:  # heads that an index chose
-        # a dimension for the heads, which the dimensions alone do not show
+    if sizes.heads_last is not None and value.ndim > 2:  # an index chose sequences or heads
+        # insert the dimension of the heads, which the number of dimensions does not show
         value = value.unsqueeze(-3) if not sizes.has_heads else value[None] if value.ndim == 3 else value
     if problem.groups > 1 and sizes.has_heads and value.ndim > 3 and value.shape[-3] == sizes.heads:
-        key = problem.key.repeat_interleave(problem.groups, 1)  # the value has the heads of all queries
+        key = problem.key.repeat_interleave(problem.groups, 1)  # the value has one head for each query head
         problem = problem._replace(scores=problem.scores._replace(key=key))
     key_heads = problem.key.shape[1]
     outer = sizes.shown[:-1] if sizes.has_heads else sizes.shown
     heads, key_heads_shown = ((sizes.heads,), (key_heads,)) if sizes.has_heads else ((), ())
     if sizes.heads_last is not None:
         outer, heads, key_heads_shown = outer or (1,), (sizes.heads,), (key_heads,)
-    number = problem.query.detach().new_zeros(())  # as_inputs checks the value beside a query and key of these shapes
+    number = problem.query.detach().new_zeros(())  # expands to a query and key, beside which as_inputs checks the value
     query = number.expand(*outer, *heads, sizes.queries, 1)
     _, key, value, both = as_inputs(query, number.expand(*outer, *key_heads_shown, sizes.keys, 1), value)
     if both.shape != sizes.shape:
         raise ShapeError(
-            f"value has more leading dimensions than the weights, {(*sizes.shown, sizes.queries, sizes.keys)}.\n"
+            f"value has more leading dimensions than the weights {(*sizes.shown, sizes.queries, sizes.keys)}.\n"
             + columns({"weights": (*sizes.shown, sizes.queries, sizes.keys), "output": (*both.shown, sizes.queries, 1)})
         )
     if key.shape[1] == key_heads:
         return problem._replace(value=value)
-    scores = problem.scores._replace(key=problem.key.expand(-1, key.shape[1], -1, -1))  # from one head
+    scores = problem.scores._replace(key=problem.key.expand(-1, key.shape[1], -1, -1))  # broadcasts one head
     return problem._replace(value=value, scores=scores)
 
 
@@ -372,9 +372,9 @@ def refuse_distributed(inputs: dict[str, Tensor | None]) -> None:
     for name, tensor in inputs.items():
         if tensor is not None and is_dtensor(tensor):
             raise UnsupportedError(
-                f"{name} is a DTensor, shape {tuple(tensor.shape)}; masks, biases and dropout are plain tensors, "
-                f"which PyTorch does not mix with it. Pass {name}.to_local() and each rank's part of the mask, or "
-                f"{name}.full_tensor()."
+                f"{name} is a DTensor, shape {tuple(tensor.shape)}; expected a plain tensor beside masks, biases and "
+                f"dropout, which PyTorch does not mix with DTensors.\nPass {name}.to_local() and each rank's part of "
+                f"the mask, or {name}.full_tensor()."
             )
 
 
@@ -409,24 +409,24 @@ def _tensor_mask(
     if not isinstance(mask, Tensor | np.ndarray):
         check_mask(mask)
         raise make_type_error(
-            "mask", mask, "a Mask, such as Causal(), a bool tensor (True: may attend), or a float tensor"
+            "mask", mask, "a Mask, such as Causal(), a bool tensor (True = may attend), or a float tensor"
         )
     tensor = to_tensor(mask, "mask")
     if tensor.device != sizes.device:
-        raise ClearheadError(f"mask is on {tensor.device}, the inputs on {sizes.device}; pass mask.to(query.device).")
+        raise ClearheadError(f"mask is on {tensor.device}; expected {sizes.device}. Pass mask.to(query.device).")
     if not tensor.is_floating_point():
         return resolve(DenseMask(check_keep(tensor, "mask", mask)), sizes, as_written, mode), None
-    if tensor.dtype != dtype and not is_autocasting(tensor.device):  # autocast changes the inputs' dtype alone
+    if tensor.dtype != dtype and not is_autocasting(tensor.device):  # autocast changes only the dtype of the inputs
         raise ClearheadError(
-            f"mask has dtype {tensor.dtype}, shape {tuple(tensor.shape)}, and is added to scores of {dtype}; "
-            "pass mask.to(query.dtype), or a bool tensor if it only says who may attend."
+            f"mask has dtype {tensor.dtype}, shape {tuple(tensor.shape)}; expected {dtype}, as the scores have.\n"
+            "Pass mask.to(query.dtype), or a bool tensor, True = may attend."
         )
     check_float(tensor, "mask")
     if only_zeros_and_ones(tensor):
         raise ClearheadError(
-            f"mask has dtype {tensor.dtype}, shape {tuple(tensor.shape)}, and holds nothing but 0 and 1: a float mask "
-            f"is added to the scores, and would hide nothing.\n{mask_forms('mask', tensor)}\nTo add it all the same, "
-            "pass it as bias=mask."
+            f"mask has dtype {tensor.dtype}, shape {tuple(tensor.shape)}, and holds only 0 and 1; added to the scores, "
+            f"as a float mask is, it would mask nothing.\n{mask_forms('mask', tensor)}\nTo add it nevertheless, pass "
+            "it as bias=mask."
         )
     return None, fit(tensor, sizes, "mask")
 
@@ -436,7 +436,7 @@ def only_zeros_and_ones(mask: Tensor) -> bool:
     if mask.requires_grad or mask.device.type != "cpu" or not is_readable(mask):
         return False
     flat = mask.detach().flatten()
-    parts = flat[:256], flat  # the first numbers settle it for most masks
+    parts = flat[:256], flat  # the first numbers of most masks give the answer
     return all(bool(((part == 0) | (part == 1)).all()) for part in parts) and bool((flat == 1).any())
 
 

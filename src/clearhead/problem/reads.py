@@ -17,7 +17,7 @@ from clearhead.scores.base import Score
 
 
 def tensors_in(thing: Any) -> Iterator[Tensor]:
-    """The tensors that a caller may write to, in a mask of any combination, a score, a bias, or a list of them."""
+    """Yield the tensors that a user may write to, in a mask of any combination, a score, a bias, or a list of them."""
     if isinstance(thing, Tensor):
         yield thing
     elif isinstance(thing, nn.Module):

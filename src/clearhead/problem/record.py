@@ -1,4 +1,4 @@
-"""Records: problems that outlive their calls, so that one can look at their weights later."""
+"""Records: problems that outlive their calls, for lazy weights."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ EVERY = (slice(None),) * 4
 
 @with_outline
 class Record(NamedTuple):
-    """A detached problem without its value, and the tensors that it reads and a caller may still write to."""
+    """A detached problem without its value, and the tensors that it reads and a user may still write to."""
 
     problem: Problem
     reads: Versions
-    copied: bool  # True: all tensors are copies, but those that the problem's functions read, which are in `reads`
+    copied: bool  # True: all tensors are copies, except those in `reads`, which the problem's functions read
 
     def check(self) -> None:
-        """Raise where a tensor has been written to, or its memory freed, since the call."""
+        """Raise if a tensor has been written to, or its memory freed, since the call."""
         check_reads(self.reads, _by_functions(self.problem) if self.copied else tensors_of(self.problem))
         if self.copied:
             check_memories((f"the {name} of the recorded call", tensor) for name, tensor in tensors_of(self.problem))
 
-    def __reduce__(self) -> Any:  # a mask's residual may be a function that cannot be pickled
+    def __reduce__(self) -> Any:  # replaces a residual, which may be a function that pickle rejects
         problem, visible = self.problem, self.problem.visible
         if visible is not None:
             spans = _written_out(visible.spans)
@@ -52,29 +52,33 @@ class Record(NamedTuple):
 
 
 def _again(problem: Problem, reads: Versions, copied: bool) -> Record:
-    """A copy of a record. Writes to its tensors are counted anew, unless one had been written to."""
+    """Unpickle a record. Writes to its tensors count from now on, unless one was written to before the pickling."""
     if reads.written() is None:
         reads = Versions(_by_functions(problem) if copied else tensors_of(problem))
     return Record(checked(problem, "a record that was unpickled"), reads, copied)
 
 
 def check_reads(reads: Versions, now: Iterable[tuple[str, Tensor]]) -> None:
-    """Raise where a tensor that a recorded call reads has been written to, or replaced, since the call."""
+    """Raise if a tensor that a recorded call reads has been written to, or replaced, since the call."""
     found = reads.changed(now)
     if found is not None:
         name, tensor = found
         raise ClearheadError(
-            f"the {name} of the recorded call, shape {tuple(tensor.shape)}, was modified in place after it: its "
-            "attention weights can't be computed any more.\nRead what you need of attention_weights before, or pass a "
-            "copy of it to the module: tensor.clone()."
+            f"the {name} of the recorded call, shape {tuple(tensor.shape)}, was modified in place after the call, so "
+            "its attention weights are lost.\nRead attention_weights before, or pass a copy to the module: "
+            "tensor.clone()."
         )
 
 
 def record(problem: Problem, *, copy: bool = False, fresh: bool = False) -> Record:
-    """Keep a problem. `copy`: copy every tensor, because writes are not counted, or are expected.
+    """Store a problem.
 
-    Without `copy`, only tensors that an optimizer writes to are copied, and tensors of inference mode, which count no
-    writes. A `fresh` query and key, which only the caller holds, are never copied then.
+    Args:
+        problem: The problem.
+        copy: Whether to copy every tensor, because PyTorch does not count writes to it, or writes are expected.
+            Otherwise only tensors are copied that an optimizer writes to, and tensors of inference mode, which count no
+            writes.
+        fresh: Whether only the caller holds query and key, so that they need no copy.
     """
     change: Change = copied if copy else _detached
     scores = problem.scores
@@ -97,7 +101,7 @@ def record(problem: Problem, *, copy: bool = False, fresh: bool = False) -> Reco
         spans, edges = visible.spans, visible.known
         if copy and spans.reads:
             spans = _written_out(spans)
-        if copy and edges is not None and not isinstance(edges, Later):  # they may share the spans' memory
+        if copy and edges is not None and not isinstance(edges, Later):  # the edges may share the spans' memory
             edges = edges[0].copy(), edges[1].copy()
         gaps = None if spans.gaps is None else (change(spans.gaps[0]), change(spans.gaps[1]))
         spans = Spans(change(spans.start), change(spans.stop), spans.residual, spans.reads, gaps)
@@ -110,42 +114,42 @@ def record(problem: Problem, *, copy: bool = False, fresh: bool = False) -> Reco
 
 
 def now(problem: Problem) -> Record:
-    """A record that is read before anything can be written to."""
+    """Return a record that is read before anything can be written to."""
     return Record(problem, Versions(_by_functions(problem)), copied=True)
 
 
 def copied(tensor: Tensor) -> Tensor:
-    """A detached copy, which is an ordinary tensor in inference mode too."""
-    with torch.inference_mode(False):  # a tensor of inference mode could not be used where gradients are wanted
+    """Return a detached copy, which is no inference tensor even in inference mode."""
+    with torch.inference_mode(False):  # autograd rejects inference tensors
         return tensor.detach().clone()
 
 
 def frozen(module: Module, change: Change = copied) -> Module:
-    """A copy of a score or a bias that nothing trains, in the same mode (training or evaluation)."""
+    """Return a copy of a score or a bias without trainable parameters, in the same mode (training or evaluation)."""
     return with_parameters(module, lambda p: nn.Parameter(copied(p), requires_grad=False), change, every=True)
 
 
 def _written_out(spans: Spans) -> Spans:
-    """The same spans, with a residual that is read now."""
+    """Return the spans with a residual whose values are read now."""
     if spans.residual is None:
         return spans
     return spans._replace(residual=at_once(copied(spans.rest(*EVERY))), reads=())
 
 
 def at_once(keep: Tensor) -> Residual:
-    """A residual over a matrix that exists already."""
+    """Return a residual over a matrix that exists already."""
     return partial(part, keep)
 
 
 def _detached(tensor: Tensor) -> Tensor:
-    """The tensor, detached; a copy where a later optimizer step, or a write that is not counted, may change it."""
+    """Return the tensor detached; a copy if an optimizer step or an uncounted write may change it."""
     base = whole_of(tensor)
     trained = isinstance(base, nn.Parameter) or (base.is_leaf and base.requires_grad)
     return copied(tensor) if trained or uncounted(tensor) else tensor.detach()
 
 
 def tensors_of(problem: Problem) -> list[tuple[str, Tensor]]:
-    """Every tensor of a problem, with the name of its part of the problem."""
+    """Return every tensor of a problem, with the name of its part of the problem."""
     scores = problem.scores
     found = [("query", scores.query), ("key", scores.key)]
     if isinstance(scores, Pairwise) and scores.weight is not None:
@@ -160,7 +164,7 @@ def tensors_of(problem: Problem) -> list[tuple[str, Tensor]]:
 
 
 def _by_functions(problem: Problem) -> list[tuple[str, Tensor]]:
-    """The tensors that the problem's functions read, which no copy of the problem holds."""
+    """Return the tensors that the problem's functions read, which a copy of the problem does not hold."""
     found: list[tuple[str, Tensor]] = []
     if isinstance(problem.scores, ByTile):
         found.extend(zip(repeat("score"), tensors_in(problem.scores.score)))

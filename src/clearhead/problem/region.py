@@ -1,4 +1,4 @@
-"""A part of the score matrix, and a mask's and a bias's part for it."""
+"""A part of the score matrix, and the parts of a mask and a bias for it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EVERY = slice(None)
 
 
 class Region(NamedTuple):
-    """A part of the matrix (batch, heads, queries, keys); `masked`: whether some pair in it may be masked."""
+    """A part of the matrix (batch, heads, queries, keys); `masked`: whether it may hold masked pairs."""
 
     batch: slice = EVERY
     heads: slice = EVERY
@@ -36,6 +36,7 @@ class Region(NamedTuple):
 
 
 def visible_part(visible: Visible, region: Region, sizes: Sizes) -> Visible:
+    """Return the part of a mask that belongs to a region."""
     spans = visible.spans
     edges = visible.edges if visible.read else None
     batch, heads, queries, keys = region.sides
@@ -52,20 +53,20 @@ def visible_part(visible: Visible, region: Region, sizes: Sizes) -> Visible:
 
 
 def _moved(edge: Tensor, places: range, sizes: Sizes) -> Tensor:
-    """An edge counted among the places that are kept: the first of them at or after it."""
+    """Return an edge as an index among `places`: the first place at or after it."""
     if places == range(sizes.keys):
         return edge
     return (-((places.start - edge) // places.step)).clamp(0, len(places))
 
 
 def host_part(edge: np.ndarray, region: Region) -> np.ndarray:
-    """A region's part of an array (B or 1, H or 1, Lq or 1, …) on the host."""
+    """Return a region's part of an array (B or 1, H or 1, Lq or 1, …) on the host."""
     found: np.ndarray = edge[tuple(EVERY if n == 1 else s for n, s in zip(edge.shape[:3], region.sides, strict=False))]
     return found
 
 
 def _part_of(function: Residual, region: Region, sizes: Sizes) -> Residual:
-    """A function of four slices of the whole, as one of four slices of the region."""
+    """Convert a function of four slices of the whole matrix to one of four slices of the region."""
     places = [range(size)[side] for side, size in zip(region.sides, sizes.shape, strict=True)]
 
     def rest(*sides: slice) -> Tensor:
@@ -76,13 +77,14 @@ def _part_of(function: Residual, region: Region, sizes: Sizes) -> Residual:
 
 
 def bias_part(bias: Added, region: Region, sizes: Sizes) -> Added:
+    """Return the part of a bias that belongs to a region."""
     batch, heads, queries, keys = region.sides
     rows, columns = range(sizes.queries)[queries], range(sizes.keys)[keys]
     function = None if bias.function is None else _part_of(bias.function, region, sizes)
     dense = None if bias.dense is None else part(bias.dense, batch, heads, queries, keys)
     if bias.relative is None:
         return Added(dense, None, function, bias.reads)
-    if rows.step != 1 or columns.step != 1:  # then one number for each distance no longer describes it
+    if rows.step != 1 or columns.step != 1:  # the steps break the form of one number for each distance
         numbers = bias._replace(function=None)
         return Added(numbers.tile(batch, heads, queries, keys, sizes), None, function, bias.reads)
     first = sizes.queries - rows.stop + columns.start

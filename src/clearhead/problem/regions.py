@@ -1,4 +1,4 @@
-"""Parts of a problem: how the matrix is walked in regions, and how one region is cut out."""
+"""Parts of a problem: how the matrix is split into regions, and how a region becomes a problem."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ from clearhead.problem.region import EVERY, Region, bias_part, host_part, visibl
 from clearhead.problem.visible import intervals_of, rows_of, seen_by
 from clearhead.scores.base import ByTile, Pairwise
 
-ROWS = 256  # the most queries to a region where the mask depends on the query: larger ones skip fewer pairs
-BUDGET = 2**21  # elements of a region's scores, or of the intermediate tensors they need
-TRACED = 2**24  # the same in compiled code, where a cut into several regions would tie the code to one size
-LOOK = 2**20  # the same for an inspection: several passes over each region, which should stay in the cache
+ROWS = 256  # the most queries of a region if the mask depends on the query: larger regions skip fewer pairs
+BUDGET = 2**21  # elements of a region's scores, or of the intermediate tensors that they need
+TRACED = 2**24  # the budget in compiled code, which several regions would specialize to one size
+LOOK = 2**20  # the budget of an inspection, whose several passes over a region should hit the cache
 
 
 def cut(problem: Problem, region: Region) -> Problem:
-    """The part of a problem that a region names: a problem of its own, over views of the same tensors. A query sees
-    those of its keys that are in the region, and its softmax is over them alone."""
+    """Return a region of a problem as a problem itself, over views of the same tensors.
+
+    Its softmax is over the keys of the region alone.
+    """
     sides, sizes = region.sides, problem.sizes
     visible = problem.visible if region.masked else None
     compiled = problem.mode.compiled
@@ -62,7 +64,7 @@ def _is_all(side: slice, size: int, compiled: bool) -> bool:
 
 
 def of_keys(tensor: Tensor, groups: int, region: Region) -> Tensor:
-    """A region's part of a (B, Hk, Lk, ...) tensor: the key heads that its query heads use."""
+    """Return a region's part of a (B, Hk, Lk, ...) tensor: the key heads that its query heads use."""
     return _key_heads(tensor, groups, region)[:, :, region.keys]
 
 
@@ -79,7 +81,7 @@ def _key_heads(tensor: Tensor, groups: int, region: Region) -> Tensor:
 
 
 def batch_groups(start: np.ndarray, stop: np.ndarray, batch: int) -> list[slice]:
-    """Consecutive sequences with the same spans, which can be computed together."""
+    """Group consecutive sequences with equal spans, which can be computed together."""
     if start.shape[0] == 1:
         return [slice(0, batch)]
     differ = (start[1:] != start[:-1]).any((1, 2)) | (stop[1:] != stop[:-1]).any((1, 2))
@@ -88,14 +90,21 @@ def batch_groups(start: np.ndarray, stop: np.ndarray, batch: int) -> list[slice]
 
 
 def walk(problem: Problem, budget: int, numbers: int | None = None) -> Iterator[Region]:
-    """Go through the matrix in regions of at most about `budget` elements of work memory, all keys of their queries.
-    The order is by sequence, then by head, then by query, the same cuts for all queries: see `assemble`. `numbers`:
-    the elements for one score, where more is known than `width`."""
+    """Split the matrix into regions that need at most about `budget` elements of work memory.
+
+    Each region has all keys of its queries. The order is by sequence, then by head, then by query, with the same cuts
+    for all heads: see `assemble`.
+
+    Args:
+        problem: The problem.
+        budget: The elements of work memory for one region.
+        numbers: The elements for one score; by default `width(problem)`.
+    """
     sizes, groups = problem.sizes, problem.groups
     if not sizes.batch or not sizes.heads or not sizes.queries:
         return
     if problem.mode.compiled and math.prod(sizes.shape) * width(problem) <= TRACED:
-        # a slice with an end would tie the code to this size
+        # a slice with an end would specialize the compiled code to this size
         yield Region(masked=problem.visible is not None)
         return
     for batch, bands in _bands(problem):
@@ -112,9 +121,12 @@ def walk(problem: Problem, budget: int, numbers: int | None = None) -> Iterator[
 
 
 def _bands(problem: Problem) -> Iterator[tuple[slice, list[tuple[slice, slice, bool]]]]:
-    """For each group of sequences with the same spans: bands of queries, their keys' hull, and whether it has holes."""
+    """Yield groups of sequences with equal spans, each with its bands of queries.
+
+    A band has the slice of its queries, the hull of their keys, and whether some pair of the two is masked.
+    """
     sizes, visible = problem.sizes, problem.visible
-    if visible is None or visible.edges is None:  # no mask, or one whose edges are hidden
+    if visible is None or visible.edges is None:  # no mask, or a mask whose edges cannot be read
         yield slice(0, sizes.batch), [(slice(0, sizes.queries), slice(0, sizes.keys), visible is not None)]
         return
     narrowed = rows_of(visible, sizes)
@@ -136,7 +148,7 @@ def _bands(problem: Problem) -> Iterator[tuple[slice, list[tuple[slice, slice, b
 
 
 def parts_seen(problem: Problem, region: Region) -> list[Region]:
-    """A region of whole rows, cut along its keys to those that the rows' intervals touch: one region, or a few."""
+    """Split a region of whole rows along its keys into the parts that the intervals of its rows touch."""
     visible = problem.visible
     if visible is None or visible.spans.gaps is None or visible.edges is None:
         return [region]
@@ -158,7 +170,7 @@ def parts_seen(problem: Problem, region: Region) -> list[Region]:
 
 
 def assemble(parts: Sequence[Tensor], every: Sequence[Region]) -> Tensor:
-    """Join the regions' outputs (b, h, q, ...), in the order of `walk`, to one (B, H, Lq, ...)."""
+    """Concatenate the regions' outputs (b, h, q, ...), in the order of `walk`, to one (B, H, Lq, ...)."""
     batches: dict[int, dict[int, list[Tensor]]] = {}
     for region, output in zip(every, parts, strict=True):
         batches.setdefault(region.batch.start, {}).setdefault(region.heads.start, []).append(output)
@@ -166,11 +178,12 @@ def assemble(parts: Sequence[Tensor], every: Sequence[Region]) -> Tensor:
 
 
 def join(parts: Sequence[Tensor], dim: int) -> Tensor:
+    """Concatenate tensors; return a single tensor as it is."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim)
 
 
 def width(problem: Problem) -> int:
-    """Numbers of work memory for one score: one for a matrix product, and one for each dimension for other scores."""
+    """Return the elements of work memory for one score: 1 for a matrix product, else one for each dimension."""
     scores = problem.scores
     if isinstance(scores, Pairwise):
         return 1 if scores.phi == "mul" else scores.key.shape[-1]
@@ -178,7 +191,7 @@ def width(problem: Problem) -> int:
 
 
 def of_heads(problem: Problem, batch: slice, heads: slice) -> Problem:
-    """The problem of some sequences and heads, at the same positions."""
+    """Return the problem of some sequences and heads, at the same positions."""
     align = problem.sizes.align
     if isinstance(align, Tensor) and align.numel() > 1 and problem.documents is None:
         align = align[batch]
@@ -187,13 +200,16 @@ def of_heads(problem: Problem, batch: slice, heads: slice) -> Problem:
 
 
 def of_sequence(problem: Problem, sequence: int, words: Tensor | None) -> Problem:
-    """The problem of one sequence of the batch. `words` (B, Lq): queries that are False there see nothing."""
+    """Return the problem of one sequence of the batch; queries that are False in `words`, (B, Lq), are fully masked."""
     some = slice(sequence, sequence + 1)
     return hide_from_padding(of_heads(problem, some, slice(None)), None if words is None else words[some])
 
 
 def hide_from_padding(problem: Problem, words: Tensor | None) -> Problem:
-    """The problem in which queries that are padding see no key. `words`: (B, Lq), bool; None: no query is padding."""
+    """Return the problem in which padding queries are fully masked.
+
+    `words`, bool (B, Lq), is True for tokens; None means that no query is padding.
+    """
     if words is None:
         return problem
     return problem._replace(visible=seen_by(words, problem.visible, problem.sizes))

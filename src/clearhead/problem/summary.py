@@ -10,7 +10,7 @@ from torch import Tensor
 from clearhead.base.output.text import with_outline
 from clearhead.problem.problem import Problem
 
-KEYS = ("best_key", "indices")  # the statistics that are numbers of keys, int64
+KEYS = ("best_key", "indices")  # the statistics that are key indices, int64
 
 
 @with_outline

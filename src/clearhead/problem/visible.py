@@ -1,4 +1,4 @@
-"""A mask's normal form and the values that follow from it, made once for a mask and a size."""
+"""A mask's normal form and the values that follow from it, computed once for a mask and a size."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from clearhead.masks.combined import Combined
 from clearhead.problem.held_keys import HeldKeys
 from clearhead.problem.unseen import Unseen, finite, seen, where_unseen
 
-STRIP = 2**22  # pairs of a residual that are looked at together
+STRIP = 2**22  # pairs of a residual in memory at once
 
 
 class Later(NamedTuple):
-    """Edges that lie on another device: whoever reads them waits for it."""
+    """Edges on another device: the first read blocks until the device has finished."""
 
     keys: int
-    who: str | None  # who gave the spans, as an error names it
+    who: str | None  # the source of the spans, for errors
 
 
 @with_outline
 class Visible(NamedTuple):
-    """A mask's spans, the edges of their hulls on the host (None: hidden), and where the keys are that none sees."""
+    """A mask's spans, the edges of their hulls on the host (None: unreadable), and the location of unused keys."""
 
     spans: Spans
     known: tuple[np.ndarray, np.ndarray] | Later | None
@@ -44,7 +44,7 @@ class Visible(NamedTuple):
 
     @property
     def edges(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """The hulls' starts and stops on the host; where they lie on another device, they are read once, here."""
+        """The hulls' starts and stops on the host; from another device they are copied once, at the first read."""
         if not isinstance(self.known, Later):
             return self.known
         known = self.known
@@ -57,11 +57,18 @@ class Visible(NamedTuple):
 
 
 _ZERO = torch.zeros(1, 1, 1, dtype=torch.int64, device="cpu")
-_plain = Table(64)  # of masks that are plain values, by signature and sizes: a model's layers use the same spans
+_plain = Table(64)  # the spans of masks with a signature, by signature and sizes: all layers of a model share them
 
 
 def resolve(mask: Mask, sizes: Sizes, as_written: bool, mode: Mode = CURRENT) -> Visible:
-    """A mask in its normal form. `as_written`: as a matrix, by the logic of its expression. `mode`: that of here."""
+    """Return a mask in its normal form.
+
+    Args:
+        mask: The mask.
+        sizes: The sizes of the call.
+        as_written: Whether to return a matrix, by the logic of the expression.
+        mode: The state of PyTorch here.
+    """
     if as_written:
         return visible(_matrix(mask, sizes), sizes)
     if mode.compiled:
@@ -77,15 +84,15 @@ def resolve(mask: Mask, sizes: Sizes, as_written: bool, mode: Mode = CURRENT) ->
     if known is not None:
         return known
     if signature is None and not mode.transforms and not mode.traced and not isinstance(sizes.align, Tensor):
-        own = isinstance(mask, Combined) or "lower" in vars(type(mask))  # an inherited one may name too few
-        once = mask._document_edges is not None and mask._document_edges.nested  # made anew in each call
+        own = isinstance(mask, Combined) or "lower" in vars(type(mask))  # an inherited depends() may miss tensors
+        once = mask._document_edges is not None and mask._document_edges.nested  # each call makes such a mask anew
         depends = mask.depends() if own and not once else None
         if depends is not None:
             return _kept(mask, depends, sizes)
-    if signature is None or mode.transforms:  # tensors made inside a transform are not valid outside of it
+    if signature is None or mode.transforms:  # a tensor of a transform is not valid outside of it
         return visible(mask._resolve(sizes), sizes)
-    host = sizes._replace(device=torch.device("cpu"))  # a plain value is lowered there: no other device is read
-    with torch.inference_mode(False):  # a remembered mask may be used where gradients are wanted
+    host = sizes._replace(device=torch.device("cpu"))  # lowering on the host needs no read from a device
+    with torch.inference_mode(False):  # a later call with gradients may use the cached mask
         found = visible(mask._resolve(host), host)
         if sizes.device != host.device:
             intervals_of(found)
@@ -95,13 +102,15 @@ def resolve(mask: Mask, sizes: Sizes, as_written: bool, mode: Mode = CURRENT) ->
 
 
 def intervals_of(visible: Visible) -> tuple[np.ndarray, np.ndarray]:
-    """The spans' intervals on the host: see `Spans.intervals`."""
+    """Return the spans' intervals on the host: see `Spans.intervals`."""
     return visible.memo.derive("intervals", lambda: edges_on_host(*visible.spans.intervals()))
 
 
 def rows_of(visible: Visible, sizes: Sizes) -> tuple[np.ndarray, np.ndarray] | None:
-    """The edges, narrowed for each query to the keys that the residual leaves to some sequence or head. None without a
-    residual, and where the mask is not kept, since the residual is asked for every pair."""
+    """Return the edges, narrowed for each query to the keys that the residual allows in some sequence or head.
+
+    None without a residual, and if the mask is not cached, since this computes the residual of every pair.
+    """
     spans, edges = visible.spans, visible.edges
     kept = "kept" in visible.memo and is_on_host(spans.start)
     if spans.residual is None or edges is None or not kept or not sizes.keys:
@@ -123,7 +132,10 @@ def rows_of(visible: Visible, sizes: Sizes) -> tuple[np.ndarray, np.ndarray] | N
 
 
 def seen_of(visible: Visible, sizes: Sizes) -> tuple[Tensor, Tensor]:
-    """Which keys and queries see and are seen by some: see `seen`. Found once for as long as the mask is kept."""
+    """Return the keys that any query may attend to, and the queries with an allowed key: see `seen`.
+
+    The result is cached as long as the mask.
+    """
     mode = get_mode()
     if mode.compiled or mode.traced or mode.transforms or is_capturing_graph():
         return seen(visible.spans, sizes)
@@ -132,21 +144,21 @@ def seen_of(visible: Visible, sizes: Sizes) -> tuple[Tensor, Tensor]:
 
 
 def all_seen(visible: Visible, sizes: Sizes) -> bool:
-    """Whether a mask that is kept is known to hide no key from all queries, and no query from all keys."""
+    """Return whether a cached mask is known to have no unused key and no fully masked row."""
     if "kept" not in visible.memo or not is_on_host(visible.spans.start):
         return False
     return visible.memo.derive("all seen", lambda: all(bool(side.all()) for side in seen_of(visible, sizes)))
 
 
 def finite_unseen(visible: Visible, query: Tensor, key: Tensor) -> bool:
-    """Whether every key that no query sees is known to be finite, and every query that sees nothing.
+    """Return whether all keys that no query may attend to, and all fully masked queries, are known to be finite.
 
-    Where the keys are outside of hulls that leave no query without keys, only keys outside of some hull are read: a
-    cache that is filled in part is not read as a whole for each token.
+    If such keys are only outside of the hulls, and every query has a key, the function reads only keys outside of some
+    hull: a cache that is filled in part is not read as a whole for each token.
     """
     if visible.unseen != "outside":
         return finite(query) and finite(key)
-    if "inside all" not in visible.memo:  # the first and the last key of all hulls together, the last one excluded
+    if "inside all" not in visible.memo:  # the intersection of all hulls, [first, last)
         assert visible.edges is not None
         start, stop = visible.edges
         within = int(start.min(-1).max()), int(stop.max(-1).min())
@@ -158,7 +170,7 @@ def finite_unseen(visible: Visible, query: Tensor, key: Tensor) -> bool:
 
 
 def _attributes(mask: Mask) -> Iterator[Any]:
-    """The attributes of a mask, and of the masks that it holds, each of them once."""
+    """Yield the attributes of a mask, and of the masks that it holds, each once."""
     waiting, met = [mask], {id(mask)}
     while waiting:
         one = waiting.pop()
@@ -173,17 +185,17 @@ def _attributes(mask: Mask) -> Iterator[Any]:
 
 
 def _kept(mask: Mask, depends: tuple[Tensor, ...], sizes: Sizes) -> Visible:
-    """The normal form that a mask keeps, until a tensor that it depends on is written to."""
+    """Return the normal form that a mask caches until a tensor that it depends on is written to."""
     kept = vars(mask).setdefault(KEPT, Table(4))
     named, now = [("the mask", tensor) for tensor in depends], list(_attributes(mask))
     known = kept.use(sizes)
     versions, before, found = (None, [], None) if known is None else known
     same = found is not None and len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True))
     if not same or not versions.known or versions.changed(named) is not None:
-        with torch.inference_mode(False):  # a kept mask may be used where gradients are wanted
+        with torch.inference_mode(False):  # a later call with gradients may use the cached mask
             found = visible(mask._resolve(sizes), sizes)
         found.memo["kept"] = True
-        # the caller's tensors, which the residual reads, are the caller's memory
+        # do not count the tensors that the residual reads: the caller holds their memory anyway
         size = size_of((*found.spans.edges(), found.known))
         kept.keep(sizes, (Versions(named), now, found), size, found.memo)
     made: Visible = found
@@ -191,30 +203,38 @@ def _kept(mask: Mask, depends: tuple[Tensor, ...], sizes: Sizes) -> Visible:
 
 
 def _on(spans: Spans, device: torch.device) -> Spans:
+    """Move spans to a device."""
     residual = spans.residual
     rest = None if residual is None else lambda *sides: moved(residual(*sides), device)
     return map_edges(spans, lambda edge: moved(edge, device))._replace(residual=rest)
 
 
 def _matrix(mask: Mask, sizes: Sizes) -> Spans:
-    """Spans of every key, with the mask's matrix as the residual. It is lowered too, to know what it reads."""
+    """Return spans of every key with the mask's matrix as the residual, and the tensors that the lowered mask reads."""
     keep = mask._compute_matrix(sizes)
     return all_keys(sizes, lambda *sides: part(keep, *sides), mask.lower(sizes).reads)
 
 
 def visible(spans: Spans, sizes: Sizes, who: str | None = None) -> Visible:
-    """The `Visible` of spans. `who`: their source, if it is no mask's `lower`. Their values are read here, once, where
-    they lie in the host's memory; else when an engine asks for them."""
+    """Return the `Visible` of spans.
+
+    Their values are read here, once, if they are in the host's memory; else when an engine needs them.
+
+    Args:
+        spans: The spans.
+        sizes: The sizes of the call.
+        who: The source of the spans, if it is not a mask's `lower`.
+    """
     if get_mode().compiled:
         return Visible(spans, None, "inside", Memo())
     spans = map_edges(spans, unwrap)
     edges = spans.edges()
     if any(has_vmap_dimension(edge) for edge in edges):
         raise UnsupportedError(
-            "the mask differs along a dimension that torch.func.vmap has hidden, and engines must read it. Give the "
+            "the mask differs along a dimension of torch.func.vmap, and engines must read its values.\nGive the "
             f"mask a batch dimension, and call attention() on the whole batch.\n{MASKS_BY_SAMPLE}"
         )
-    if not all(map(is_readable, edges)):  # there are shapes and no values, so nothing can be skipped
+    if not all(map(is_readable, edges)):  # without values no pair can be skipped
         return Visible(spans, None, "inside", Memo())
     if not all(map(is_on_host, edges)):
         return Visible(spans, Later(sizes.keys, who), "inside", Memo())
@@ -223,18 +243,18 @@ def visible(spans: Spans, sizes: Sizes, who: str | None = None) -> Visible:
 
 
 def checked_edges(spans: Spans, keys: int, who: str | None) -> tuple[np.ndarray, np.ndarray]:
-    """The hulls' starts and stops on the host, or an error where they reach beyond the keys."""
+    """Return the hulls' starts and stops on the host; raise if they exceed the number of keys."""
     start, stop = spans.host()
     if start.size and stop.size and (start.min() < 0 or stop.max() > keys):
         raise ShapeError(
             f"{'' if who is None else f'{who} gave a mask: '}the spans of a mask reach from {start.min()} to "
-            f"{stop.max()}, and there are {keys} keys: lower() must give 0 ≤ start and stop ≤ Lk."
+            f"{stop.max()}, and there are {keys} keys; lower() must return 0 ≤ start and stop ≤ Lk."
         )
     return start, stop
 
 
 def seen_by(queries: Tensor, all_of: Visible | None, sizes: Sizes) -> Visible:
-    """The same mask, under which only these queries, bool (B, Lq), see any key."""
+    """Return the mask under which all queries but these, bool (B, Lq), are fully masked."""
     stop = torch.where(queries, sizes.keys, 0).unsqueeze(1)
     if all_of is None:
         return visible(Spans(torch.zeros_like(stop), stop), sizes)

@@ -1,4 +1,4 @@
-"""Which positions of a call are words, and which are padding."""
+"""Which positions of a call are tokens, and which are padding."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from clearhead.base.output.text import with_outline
 
 @with_outline
 class Words(NamedTuple):
-    """Which positions are words and no padding: bool, True for a word; None where all are words.
+    """Which positions are tokens and not padding: bool, True = token; None if all are tokens.
 
-    `queries` (B, Lq), `keys` (B, Lk).
+    Attributes:
+        queries: The queries, (B, Lq).
+        keys: The keys, (B, Lk).
     """
 
     queries: Tensor | None = None
     keys: Tensor | None = None
 
     def of(self, sequences: slice) -> Words:
-        """The words of some sequences of the batch."""
+        """Return the token mask of some sequences of the batch."""
         return Words(*(None if side is None else side[sequences] for side in self))
 
 
