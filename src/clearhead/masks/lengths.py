@@ -101,7 +101,7 @@ class Lengths(Mask):
         longest = self._read().longest
         if longest is None and lens.numel():
             require_all(
-                lens <= sizes.keys, lambda: _too_long(lens, sizes), "Lengths: a length exceeds the number of keys"
+                lens <= sizes.keys, lambda: _too_long(lens, sizes), "Lengths: a length is above the number of keys"
             )
         elif (longest or 0) > sizes.keys:
             raise _too_long(lens, sizes)
