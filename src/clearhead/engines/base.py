@@ -261,7 +261,7 @@ class Engine(ABC):
             weights = tiles.weights_in(self.scores(part), *(row[at] for row in rows[:2]))
             products = tiles.to_weights(None if grad is None else grad[at], part.value, weights)
             add_sent(products, sent or Sent(), region)
-            products.mul_(weights).masked_fill_(weights == 0, 0.0)  # it would be 0 · ∞
+            products.mul_(weights).masked_fill_(weights == 0, 0.0)  # 0 · ∞ would be NaN
             if positive:
                 products.clamp_(min=0.0)
             if by_key:

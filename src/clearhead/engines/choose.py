@@ -1,4 +1,4 @@
-"""The choice of the engine that runs."""
+"""The choice of the engine that runs a call."""
 
 from __future__ import annotations
 
@@ -15,17 +15,20 @@ from clearhead.engines.triton.engine import Triton
 from clearhead.problem.checked import ours
 from clearhead.problem.problem import Problem
 
-# In order of preference: the first without objections or reservations runs. Tiled never has any.
+# In order of preference: the first engine without objections or reservations runs. Tiled never has any.
 FLEX = Flex()
 ENGINES: tuple[Engine, ...] = (Native(), FLEX, Sdpa(), Triton(), Tiled(), Reference())
-ON_THE_HOST = tuple(engine for engine in ENGINES if engine is not FLEX)  # which has a reservation there in every case
+ON_THE_HOST = tuple(engine for engine in ENGINES if engine is not FLEX)  # on a CPU FLEX always has a reservation
 
 
 def choose(problem: Problem, engine: str | Engine | None, rows: bool = False) -> Engine:
-    """The engine asked for, by name or as an object, or an error with its objections; for None, the first that can.
+    """Return the engine that runs a problem; raise an error with its objections if it cannot.
 
-    `rows`: for the output and the log-sum-exp, and the gradients of both. An engine gives them as it gives statistics;
-    FlexAttention, which has no statistics, gives these two.
+    Args:
+        problem: The problem.
+        engine: The engine by name or as an object; None: the first one without objections and reservations.
+        rows: Whether the call returns the output and the log-sum-exp, with the gradients of both. Engines compute the
+            two as statistics; FlexAttention has no other statistics than these.
     """
     if rows and isinstance(engine, str | None):
         able = engine is None and not (FLEX.costs(problem) or FLEX.objections(problem))
@@ -46,11 +49,12 @@ def choose(problem: Problem, engine: str | Engine | None, rows: bool = False) ->
 
 
 def as_written(engine: str | Engine | None) -> bool:
-    """Whether an engine takes a problem whose score and mask are not lowered."""
+    """Return whether an engine takes a problem whose score and mask are not lowered."""
     return engine == Reference.name if isinstance(engine, str) else isinstance(engine, Reference)
 
 
 def _willing(engine: Engine, problem: Problem) -> Engine:
+    """Return the engine, or raise an error with its objections."""
     objections = engine.objections(problem)
     if objections:
         listed = "\n".join(f"  - {o}" for o in objections)
@@ -59,7 +63,7 @@ def _willing(engine: Engine, problem: Problem) -> Engine:
 
 
 def reasons(problem: Problem, chosen: Engine, asked: bool) -> dict[str, list[str]]:
-    """Why each other engine was not chosen."""
+    """Return why each engine other than the chosen one does not run."""
     able = [f"could run it; {chosen.name} {'was asked for' if asked else 'comes first'}"]
     others = (engine for engine in ENGINES if engine.name != chosen.name)
     return {other.name: [*other.objections(problem), *other.reservations(problem)] or able for other in others}

@@ -1,8 +1,8 @@
-"""Forward mode: the output's tangent in blocks, beside the output with its own backward pass.
+"""Forward mode: the tangent of the output in blocks, and the output with its own backward pass.
 
-Plain operations under forward mode keep the graph of every block, where the primal is trained too. Here the primal is
-one operation with the gradients of `tiled` (`operation.py`), and the tangent is another operation, which keeps only the
-operands and their tangents. Further derivatives go through plain blocks.
+Plain operations under forward mode keep the graph of every block if the primal requires grad too. Here the primal is
+one operation with the gradients of `tiled` (`operation.py`), and the tangent is another operation, which saves only the
+operands and their tangents. Higher derivatives go through plain blocks.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from clearhead.problem.problem import Problem
 from clearhead.problem.regions import cut
 from clearhead.scores.pair_functions import PHIS
 
-TENSORS = 8  # of a block's size at once; the primal's blocks need only a few
+TENSORS = 8  # tensors of a block's size in memory at once; the blocks of the primal need fewer
 
 
 def serves(problem: Problem) -> bool:
-    """Whether forward mode alone differentiates this problem, and only its operands are learnt."""
+    """Return whether only forward mode differentiates this problem, and its operands are all that is differentiated."""
     if problem.lowered is None or problem.by_function or 0 in problem.sizes.shape:
         return False
     mode = problem.mode
@@ -40,7 +40,7 @@ def serves(problem: Problem) -> bool:
 
 
 class Tangent(torch.autograd.Function):
-    """The output's tangent, one block at a time."""
+    """The tangent of the output, computed one block at a time."""
 
     @staticmethod
     def forward(rest: Problem, count: int, *both: Tensor | None) -> Tensor:
@@ -61,10 +61,10 @@ class Tangent(torch.autograd.Function):
 
 
 def _along(rest: Problem, tensors: Sequence[Tensor | None], tangents: Sequence[Tensor | None]) -> Tensor:
-    """The derivative of the output along the operands' tangents. An operand without a tangent counts as constant.
+    """Compute the derivative of the output along the operands' tangents; an operand without a tangent is constant.
 
-    With a dot for tangents: Ṗ_ij = P_ij (Ṡ_ij − μ_i), μ_i = Σ_j P_ij Ṡ_ij + p_sink,i ṡink, and
-    Ȯ = (D ∘ Ṗ) V + (D ∘ P) V̇.
+    With a dot for tangents: Ṗ_ij = P_ij (Ṡ_ij − μ_i), μ_i = Σ_j P_ij Ṡ_ij + p_sink,i ṡink, and Ȯ = (D ∘ Ṗ) V + (D ∘ P)
+    V̇.
     """
     primal = guard(with_operands(rest, tensors))
     zeros = [
@@ -79,13 +79,13 @@ def _along(rest: Problem, tensors: Sequence[Tensor | None], tangents: Sequence[T
     output = primal.query.new_empty(
         *primal.query.shape[:3], primal.value.shape[-1], dtype=accumulated(primal.query.dtype)
     )
-    for region, block in blocks:  # between two blocks nothing new is kept
+    for region, block in blocks:  # write each block at once: no new memory stays allocated between two blocks
         output[region.sides[:3]] = block
     return output
 
 
 def _block(problem: Problem, moving: Problem) -> Tensor:
-    """The tangent of a part that has all the keys that its queries may see. `moving`: the same part of the tangents."""
+    """Compute the tangent of a part with all allowed keys of its queries; `moving` is the same part of the tangents."""
     value, to_value = problem.value, moving.value
     assert value is not None and to_value is not None
     slope, capped = _score_tangents(problem, moving)
@@ -96,7 +96,7 @@ def _block(problem: Problem, moving: Problem) -> Tensor:
     weights = tiles.weights(problem, tile) if tile.shape[-1] else tile
     mean = (weights * slope).sum(-1, keepdim=True)
     if sinks is not None and to_sinks is not None and tile.shape[-1]:
-        share = torch.sigmoid(sinks - tile.logsumexp(-1)).unsqueeze(-1)  # 1 where nothing is seen: weights are 0 there
+        share = torch.sigmoid(sinks - tile.logsumexp(-1)).unsqueeze(-1)  # 1 in fully masked rows, whose weights are 0
         mean = mean + share * to_sinks.unsqueeze(-1)
     change = weights * (slope - mean)
     to_output = tiles.grouped_product(tiles.dropped(problem, change), value.to(change.dtype))
@@ -104,7 +104,7 @@ def _block(problem: Problem, moving: Problem) -> Tensor:
 
 
 def _score_tangents(problem: Problem, moving: Problem) -> tuple[Tensor, Tensor]:
-    """The tangents of the scores before bias and mask, and the scores themselves."""
+    """Compute the tangents of the scores before bias and mask, and these scores."""
     low, along = problem.lowered, moving.lowered
     assert low is not None and along is not None
     dtype = accumulated(low.query.dtype)

@@ -1,10 +1,10 @@
-"""The output of a problem as an operation of autograd: once for eager code, and once for compiled and exported code.
+"""The output of a problem as an operation of autograd: one for eager code, one for compiled and exported code.
 
 Both use an engine's `forward` and `backward`. Autograd saves all tensors for the backward pass, so a checkpoint can
-free them, hooks can move them, and writes to them are found. Where a gradient is itself differentiated, the blocks are
-computed in PyTorch's operations.
+free them, hooks can move them, and writes to them are detected. Higher derivatives are computed in blocks of PyTorch's
+operations.
 
-In compiled code, a problem in normal form is some tensors and numbers, so it can be one operation. It runs as eager
+In compiled code a problem in normal form is a list of tensors and numbers, so it can be one operation. It runs as eager
 code does: it reads the spans when it runs, and skips the pairs outside of them.
 """
 
@@ -38,8 +38,14 @@ from clearhead.problem.summary import Summary
 
 
 def run(problem: Problem, chosen: Engine, asked: str | Engine | None = None) -> Tensor:
-    """The output, (B, H, Lq, Ev), of the value's dtype. `asked`: the engine that the caller asked for, if any."""
-    if any_thread_compiles():  # this frame may be compiled alone, where the compiler left out the frame of the door
+    """Compute the output, (B, H, Lq, Ev), in the dtype of the value.
+
+    Args:
+        problem: The problem.
+        chosen: The engine that computes it.
+        asked: The argument `engine` of the call.
+    """
+    if any_thread_compiles():  # the compiler may have skipped the frame that computed the mode, and compile this one
         problem = problem._refresh_mode()
     assert problem.value is not None
     mode = problem.mode
@@ -60,7 +66,7 @@ def run(problem: Problem, chosen: Engine, asked: str | Engine | None = None) -> 
 
 
 class _Attend(torch.autograd.Function):
-    """The output, in float32 at least, differentiable in the operands of a lowered problem."""
+    """The output, in float32 or float64, differentiable in the operands of a lowered problem."""
 
     @staticmethod
     def forward(ctx: Any, engine: Engine, problem: Problem, *tensors: Tensor | None) -> Tensor:
@@ -76,9 +82,9 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         ctx.reads.check()
         wanted, grad = ctx.needs_input_grad[2:], grads[0]
-        saved = in_memory_still(ctx.saved_tensors)  # read once: a checkpoint raises at the second access
+        saved = in_memory_still(ctx.saved_tensors)  # read once: with a checkpoint, a second access raises
         problem, kept = with_operands(ctx.problem, saved[: len(wanted)]), saved[len(wanted) :]
-        again = torch.is_grad_enabled()  # the gradient is to be differentiated
+        again = torch.is_grad_enabled()  # True for create_graph=True
         found = Partial(kept[0], kept[1], kept[2], ctx.finite)
 
         def compute(grad: Tensor) -> Gradients:
@@ -86,7 +92,7 @@ class _Attend(torch.autograd.Function):
             engine = usable_in_backward(ctx.engine, here, PLAIN)
             return gradients_of(engine, here, found, materialize_zeros(grad), wanted)
 
-        with without_autocast(problem.sizes.device):  # backward may be called under autocast, whatever forward was
+        with without_autocast(problem.sizes.device):  # a caller may run backward under autocast
             if again or has_own_dispatch(grad):
                 problem = problem._refresh_mode()
                 return (None, None, *by_autograd(PLAIN, problem, wanted, grad, create_graph=again))
@@ -94,7 +100,7 @@ class _Attend(torch.autograd.Function):
 
 
 class _AttendInForwardMode(_Attend):
-    """The same on `tiled`, with the tangent of the output beside its gradients."""
+    """The output by `tiled`, with its tangent and its gradients."""
 
     @staticmethod
     def forward(engine: Engine, problem: Problem, *tensors: Tensor | None) -> Any:  # type: ignore[override]
@@ -120,7 +126,7 @@ class _AttendInForwardMode(_Attend):
 
 
 def partial(problem: Problem, chosen: Engine, asked: str | Engine | None = None) -> Partial:
-    """The output, in float32 at least, and its rows, differentiable in output and log_sum."""
+    """Compute the output, in float32 or float64, and its rows, differentiable in output and log_sum."""
     if problem.mode.compiled and not chosen.transparent(problem):
         return Partial(*_operation(problem, chosen, asked, rows=True))
     found = summarised(problem, chosen, Summary(output=True, rows=True))
@@ -129,12 +135,15 @@ def partial(problem: Problem, chosen: Engine, asked: str | Engine | None = None)
 
 
 def _refuse_what_is_not_seen(problem: Problem, engine: Engine) -> None:
-    """Raise where an engine's `backward` would miss derivatives. clearhead's own engines object, or are transparent."""
+    """Raise if the `backward` of a user-defined engine would miss derivatives.
+
+    clearhead's engines object to such problems, or are transparent.
+    """
     why = None
     if problem.mode.forward or GRAD in problem.mode.transforms:
-        why = "torch.func and forward mode do not see its backward pass"
+        why = "torch.func and forward mode do not use its backward pass"
     elif problem.lowered is None or problem.by_function:
-        why = "its backward pass gives no gradient to what a score by tile(), or a bias by a function, learns"
+        why = "its backward pass gives no gradient to parameters of a score by tile(), or of a bias by a function"
     if why is not None:
         raise UnsupportedError(f"the engine {engine.name!r} can't run this:\n  - {why}; it should object to it")
 
@@ -145,11 +154,11 @@ def _refuse_what_is_not_seen(problem: Problem, engine: Engine) -> None:
 def _operation(
     problem: Problem, chosen: Engine, asked: str | Engine | None, rows: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The one operation. It gives output, maximum and log_sum, the last two where they are needed."""
+    """Compute output, maximum and log_sum by one operation, the last two if they are needed."""
     if isinstance(asked, Engine):
         raise UnsupportedError(
-            f"the engine {chosen.name!r} has a backward pass of its own, and compiled code calls such engines by name "
-            "alone. Call attention() outside of the compiled function, or leave engine=None."
+            f"the engine {chosen.name!r} is an object with a backward pass; compiled code calls such engines by name.\n"
+            "Call attention() outside of the compiled function, or leave engine=None."
         )
     tensors, numbers = packed(problem)
     grads = torch.is_grad_enabled()
@@ -158,17 +167,17 @@ def _operation(
     return found
 
 
-# A packed problem; then the engine that was asked for, which operands needed a gradient when the code was compiled, and
-# whether maximum and log_sum are wanted.
+# A packed problem; then the argument `engine` of the call, which operands required grad at compile time, and whether
+# the call needs maximum and log_sum.
 ARGUMENTS = f"{packing.SCHEMA}, str? engine, bool[] expected, bool rows"
 
 
 @torch.library.custom_op("clearhead::attend", mutates_args=(), schema=f"({ARGUMENTS}) -> (Tensor, Tensor, Tensor)")
 def attend(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute a problem in normal form by the named engine, or the first that can: see `Partial`.
+    """Compute a problem in normal form by the named engine, or by the first that can: see `Partial`.
 
-    All results are float32 at least. Where no operand needed a gradient, maximum and log_sum are computed only for
-    `rows`; a backward pass then computes them itself.
+    All results are float32 or float64. If no operand requires grad, maximum and log_sum are computed only for `rows`; a
+    backward pass then computes them itself.
     """
     if get_mode().forward_level >= 0:
         raise UnsupportedError("attention() in compiled or exported code has no derivatives in forward mode.")
@@ -184,7 +193,7 @@ def attend(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 @attend.register_fake
 def room_for_results(query, key, value, *_):  # type: ignore[no-untyped-def]
-    """Tensors of the shapes of output, maximum and log_sum, for the first arguments of a packed problem."""
+    """Return tensors of the shapes of output, maximum and log_sum, for the first arguments of a packed problem."""
     lead, dtype = query.shape[:3], accumulated(query.dtype)
     return (value.new_empty(*lead, value.shape[-1], dtype=dtype), *(value.new_empty(lead, dtype=dtype) for _ in "ml"))
 
@@ -198,7 +207,7 @@ def room_for_results(query, key, value, *_):  # type: ignore[no-untyped-def]
 def attend_backward(
     grad: Tensor, to_log_sum: Tensor, output: Tensor, maximum: Tensor, log_sum: Tensor, *arguments: Any
 ) -> list[Tensor]:
-    """The gradients of the operands, each empty where it is not wanted."""
+    """Compute the gradients of the operands, each empty if it is not wanted."""
     expected, rows, wanted = arguments[-3:]
     known = any(expected)
     in_memory_still((grad, to_log_sum, output, maximum, log_sum, *arguments[: packing.TENSORS]))
@@ -222,7 +231,7 @@ def _(grad, to_log_sum, output, maximum, log_sum, *arguments):  # type: ignore[n
 
 
 def room_for_gradients(grad: Tensor, tensors: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor]:
-    """Tensors of the shapes of these tensors' gradients, each empty where it is not wanted."""
+    """Return tensors of the shapes of these tensors' gradients, each empty if it is not wanted."""
     return [
         torch.empty_like(t, memory_format=torch.contiguous_format) if t is not None and want else grad.new_empty(0)
         for t, want in zip(tensors, wanted, strict=True)
@@ -245,9 +254,9 @@ attend.register_autograd(_backward, setup_context=save)
 
 
 def _chosen(arguments: Sequence[Any], needs: list[bool]) -> tuple[Problem, Engine]:
-    """The packed problem of these arguments, and the engine that eager code would choose for it."""
+    """Return the packed problem of these arguments, and the engine that eager code would choose for it."""
     *numbers, engine, _, rows = arguments[packing.TENSORS :]
-    problem = unpacked(arguments[: packing.TENSORS], tuple(numbers), needs)  # its mask is checked there
+    problem = unpacked(arguments[: packing.TENSORS], tuple(numbers), needs)  # checks the mask
     problem = checked(problem._replace(visible=None), packing.PACKED)._replace(visible=problem.visible)._refresh_mode()
     with torch.set_grad_enabled(any(needs)):
         return problem, choose(problem, engine, rows)

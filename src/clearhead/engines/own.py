@@ -1,4 +1,4 @@
-"""The wrapper of an engine of one's own: its results are compared with the problem before anything reads them."""
+"""The wrapper of a user-defined engine, which checks its results before anything reads them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,16 @@ Result = TypeVar("Result")
 
 
 def _asked(method: str) -> Callable[..., Any]:
-    """The engine's own method of this name."""
+    """Return a method that calls the engine's method of this name."""
     return lambda self, *given: getattr(self.engine, method)(*given)
 
 
 class Own(Engine):
-    """The same engine with checked results: types, shapes and devices, in O(1)."""
+    """A user-defined engine with checked results: types, shapes and devices, in O(1).
+
+    Args:
+        engine: The user's engine.
+    """
 
     name = "own"
 
@@ -44,7 +48,7 @@ class Own(Engine):
     def backward(
         self, problem: Problem, rows: Rows, grad: Tensor | None, wanted: tuple[bool, ...], sent: Sent | None = None
     ) -> Operands:
-        # `sent` is passed only where it is given: an engine that fuses nothing need not take it
+        # pass `sent` only if there is one: the backward of an engine that fuses nothing need not have the parameter
         more = () if sent is None else (sent,)
         found = self.engine.backward(problem, rows, grad, wanted, *more)
         of = zip(Operands._fields, operands(problem), strict=True)
@@ -52,7 +56,7 @@ class Own(Engine):
         self._check(found, Operands, shapes, problem, "backward")
         missing = [n for n, g, want in zip(Operands._fields, found, wanted, strict=True) if want and g is None]
         if missing and missing != ["sinks"]:
-            raise ClearheadError(f"{self._who('backward')} gave no gradient of {missing[0]}, which is wanted.")
+            raise ClearheadError(f"{self._who('backward')} gave no gradient of {missing[0]}, which the call needs.")
         return found
 
     def scores(self, problem: Problem) -> Tensor:
@@ -77,7 +81,7 @@ class Own(Engine):
         return f"the engine {self.name!r}, {type(self.engine).__name__}.{method},"
 
     def _check(self, found: Any, kind: type[Result], shapes: dict[str, Any], problem: Problem, method: str) -> Result:
-        """Raise unless the result is of this kind, and those of its tensors that are given have these shapes."""
+        """Raise unless the result is of this kind, and its tensors have these shapes."""
         if not isinstance(found, kind):
             raise ClearheadError(f"{self._who(method)} gave a {type(found).__name__}; expected a {kind.__name__}.")
         for name, shape in shapes.items():

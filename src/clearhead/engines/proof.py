@@ -1,10 +1,10 @@
-"""The proof before the first answer: small problems against `tiled`, on the device and in the dtype of the call.
+"""The proof before the first use: small problems compared with `tiled`, on the device and in the dtype.
 
-The kernels for GPUs were compiled, and interpreted or traced, and never run on a device. So an engine that uses them
-compares outputs, gradients and statistics of a few problems of its own at the first use of a device: once for an
-engine, device, driver, versions and sources, and for each dtype and each kind of call, such as "mul, rows up to 64":
-kernels of another width have other tiles. The result is kept beside the kernels that Triton has compiled. Where
-something differs, the engine objects in these words.
+The GPU kernels are compiled, interpreted and traced in tests, but not run on every device. So an engine that uses them
+compares outputs, gradients and statistics of a few small problems at the first use of a device: once for an engine,
+device, driver, versions and sources, and for each dtype and each kind of call, such as "mul, rows up to 64", because
+kernels of another width have other tiles. The result is cached beside Triton's compiled kernels. If a result differs,
+it becomes an objection of the engine.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from clearhead.scores.base import Pairwise
 
 Problems = Callable[[torch.device, torch.dtype], Iterator[tuple[str, Problem]]]  # by name
 
-DRIVER = Path("/proc/driver/nvidia/version")  # Linux says there which driver is loaded
+DRIVER = Path("/proc/driver/nvidia/version")  # the loaded driver, on Linux
 _found: dict[tuple[str, torch.device, torch.dtype, str, str], list[str]] = {}
 
 
 def objections(engine: Engine, device: torch.device, dtype: torch.dtype, kind: str, problems: Problems) -> list[str]:
-    """What differed on this device in this dtype, in the `problems` of this kind; empty where nothing did."""
+    """Return what differs on this device in this dtype, in the `problems` of this kind; empty if nothing does."""
     about = device, dtype, kind, torch.get_float32_matmul_precision()
     key = (engine.name, *about)
     if key not in _found:
@@ -56,20 +56,20 @@ def objections(engine: Engine, device: torch.device, dtype: torch.dtype, kind: s
 
 
 def differences(engine: Engine, device: torch.device, dtype: torch.dtype, problems: Problems) -> list[str]:
-    """Compare the engine with `tiled`; one line for each result that differs."""
+    """Compare the engine with `tiled`; return one line for each result that differs."""
     found = []
     with torch.inference_mode(False), torch.no_grad(), without_autocast(device):
         for name, problem in problems(device, dtype):
             try:
                 found += [f"{name}: {line}" for line in _compared(engine, problem, dtype)]
-            except Exception as error:  # of the compiler or the driver, of any kind
+            except Exception as error:  # the compiler and the driver may raise any error
                 found.append(f"{name}: {type(error).__name__}: {str(error)[:200]}")
     return [f"on {_title(device)} it differs from tiled in {line}" for line in found]
 
 
 def _compared(engine: Engine, problem: Problem, dtype: torch.dtype) -> Iterator[str]:
     got, want = (one.forward(problem, rows=True) for one in (engine, PLAIN))
-    followed = engine.transparent(problem)  # by autograd: no kernel here reads its two numbers apart
+    followed = engine.transparent(problem)  # then no kernel reads maximum and log_sum apart: only their sum matters
     yield from _far("output", got.output, want.output, dtype)
     assert want.maximum is not None and want.log_sum is not None
     assert got.maximum is not None and got.log_sum is not None
@@ -77,10 +77,10 @@ def _compared(engine: Engine, problem: Problem, dtype: torch.dtype) -> Iterator[
     yield from _far("log-sum-exp", mine, theirs, dtype)
     for name in () if followed else ("maximum", "log_sum"):
         yield from _far(name, getattr(got, name), getattr(want, name), dtype)
-    if problem.sizes.queries == 1:  # decoding has no kernel of its own for gradients
+    if problem.sizes.queries == 1:  # decoding has no other kernels for gradients
         return
     grad = numbers(want.output.shape, problem.sizes.device, 9)
-    wanted = (*(t is not None for t in operands(problem)[:-1]), False)  # that of the sinks follows from the rows
+    wanted = (*(t is not None for t in operands(problem)[:-1]), False)  # the rows determine the gradient of the sinks
     each = [_gradients(one, problem, rows, grad, wanted) for one, rows in ((engine, got), (PLAIN, want))]
     for name, mine, theirs in zip(Operands._fields, *each, strict=True):
         yield from _far(f"the gradient of {name}", mine, theirs, dtype)
@@ -105,7 +105,7 @@ def _gradients(
 
 
 def _far(name: str, got: Tensor | None, want: Tensor | None, dtype: torch.dtype) -> Iterator[str]:
-    """A line where the two are further apart than their roundings explain."""
+    """Yield a line if two results differ by more than their rounding."""
     if got is None or want is None or not want.is_floating_point():
         return
     got, want = got.double(), want.double()
@@ -122,13 +122,16 @@ def _far(name: str, got: Tensor | None, want: Tensor | None, dtype: torch.dtype)
 def draw_operands(
     queries: int, keys: int, width: int, values: int, device: torch.device, dtype: torch.dtype
 ) -> list[Tensor]:
-    """Query, key and value of two sequences, with two heads that share one key head."""
+    """Draw query, key and value of two sequences, with two heads that share one key head."""
     shapes = (2, 2, queries, width), (2, 1, keys, width), (2, 1, keys, values)
     return [numbers(shape, device, seed).to(dtype) for seed, shape in enumerate(shapes)]
 
 
 def make_example(scores: Pairwise, value: Tensor, everything: bool) -> Problem:
-    """A problem over these operands, with a mask for several queries; with `everything` a softcap, a bias, sinks."""
+    """Make a problem over these operands, with a mask if there are several queries.
+
+    With `everything` it also has a softcap, a bias and sinks.
+    """
     batch, heads, queries, keys = *scores.query.shape[:3], scores.key.shape[2]
     sizes = Sizes(batch, heads, queries, keys, value.device)
     mask = visible(_gaps(sizes), sizes) if queries > 1 else None
@@ -140,7 +143,7 @@ def make_example(scores: Pairwise, value: Tensor, everything: bool) -> Problem:
 
 
 def _gaps(sizes: Sizes) -> Spans:
-    """The first keys and a window for each query, nothing for the last one."""
+    """Return spans of the first keys and a window for each query; the last query is fully masked."""
     row = torch.arange(sizes.queries, device=sizes.device).view(1, 1, -1)
     stop = torch.where(row == sizes.queries - 1, 0, (row + 40).clamp(max=sizes.keys))
     low = torch.minimum(torch.full_like(row, 5), stop)
@@ -156,7 +159,7 @@ def _summary(problem: Problem) -> Summary:
 
 
 def numbers(shape: tuple[int, ...], device: torch.device, seed: int) -> Tensor:
-    """Normal numbers that leave torch's generators as they are."""
+    """Draw normal numbers, without a change of PyTorch's global generators."""
     generator = torch.Generator("cpu").manual_seed(seed)
     return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu").to(device)
 
@@ -166,7 +169,7 @@ def _title(device: torch.device) -> str:
 
 
 def _file(engine: Engine, device: torch.device, dtype: torch.dtype, kind: str, precision: str) -> Path:
-    """Where the result is kept, beside what Triton has compiled, by all that it depends on."""
+    """Return the path of the result, in Triton's cache, by all that the result depends on."""
     import triton
 
     digest = hashlib.sha256(Path(__file__).read_bytes())
@@ -187,7 +190,7 @@ def _read(file: Path) -> list[str] | None:
 
 
 def _write(file: Path, lines: list[str]) -> None:
-    """Whole or not at all; a folder that cannot be written to costs a proof in each process."""
+    """Write the file as a whole or not at all; if the folder is not writable, each process runs the proof."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=file.parent)

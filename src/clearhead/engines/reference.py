@@ -18,7 +18,7 @@ from clearhead.problem.problem import Problem
 from clearhead.problem.region import Region
 from clearhead.scores.base import ByTile, by_tile
 
-PAIRS = 2**22  # every matrix is made in full: above so many pairs it runs only when asked for by name
+PAIRS = 2**22  # it computes every matrix in full: above this many pairs it runs only if `engine=` names it
 
 
 class Reference(Engine):
@@ -59,7 +59,7 @@ class Reference(Engine):
 
 
 def scores(problem: Problem) -> Tensor:
-    """The score of every pair, then the bias, then −∞ where the pair is not allowed."""
+    """Compute the score of every pair, plus the bias, and −∞ at masked pairs."""
     assert isinstance(problem.scores, ByTile), "a problem as it is written"
     tile = by_tile(problem.scores._replace(key=problem.key.repeat_interleave(problem.groups, dim=1)))
     if problem.bias is not None:
@@ -74,12 +74,12 @@ def scores(problem: Problem) -> Tensor:
 
 
 def weights(problem: Problem) -> Tensor:
-    """The softmax of the scores over keys. A query that sees nothing has weights of 0."""
+    """Compute the softmax of the scores over the keys; a fully masked row has weights of 0."""
     tile = scores(problem)
     if not problem.sizes.keys:
         return tile
-    unseen = tile == -torch.inf  # the weight is 0 and its gradient is 0, whatever the value is
-    # the −∞ itself is a constant: in a row of NaN it would have a gradient of NaN
+    unseen = tile == -torch.inf  # the weight and its gradient must be 0, whatever the value is
+    # replace −∞ by a constant −∞: in a row of NaN its gradient would be NaN
     tile = tile.masked_fill(unseen, -torch.inf).masked_fill(unseen.all(-1, keepdim=True), 0.0)
     if problem.sinks is not None:  # a sink is one more key, without a value
         sink = problem.sinks.to(tile.dtype)[:, None, None].expand(*tile.shape[:-1], 1)

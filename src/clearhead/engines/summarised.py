@@ -1,7 +1,7 @@
-"""The statistics of a problem's weights as an operation of autograd, over an engine's fused pass and its `backward`.
+"""The statistics of a problem's weights as an operation of autograd, by an engine's fused pass and `backward`.
 
-Where an engine fuses no statistics, or gradients are themselves differentiated, blocks are computed in PyTorch's
-operations, which autograd follows. docs/maths/statistics.md derives the gradient of each statistic.
+If an engine fuses no statistics, and for higher derivatives, blocks of PyTorch's operations compute them, and autograd
+differentiates these. docs/maths/statistics.md derives the gradient of each statistic.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Found, Sent, Summary, of_heads
 from clearhead.problem.unseen import finite
 
-_CONSTANT = ("maximum", "best_key", "indices", "scores", "peak")  # these have no gradient
+_CONSTANT = ("maximum", "best_key", "indices", "scores", "peak")  # results without a gradient
 
 
 def summarised(problem: Problem, engine: Engine, summary: Summary) -> Found:
-    """The statistics that `summary` names, differentiable where the problem needs gradients."""
+    """Compute the statistics that `summary` requests, differentiable if the problem needs gradients."""
     if not summary.output or problem.value is None:
         problem = problem._replace(value=None)
     elif summary != Summary(output=True) and problem.visible is not None and _known_not_finite(problem.value):
-        # a value of NaN makes the outputs of the queries that may see it NaN, but not their weights
+        # a NaN value makes the outputs of queries that may attend to it NaN, but not their weights
         alone = summarised(problem, engine, Summary(output=True)).output
         return summarised(problem, engine, summary._replace(output=False))._replace(output=alone)
     if problem.mode.compiled:
-        return PLAIN.summarise(problem, summary)  # the compiler follows PyTorch's operations, and no backward pass here
+        return PLAIN.summarise(problem, summary)  # the compiler differentiates PyTorch's operations
     if problem.needs_grad and not engine.transparent(problem):
-        for able in (engine, PLAIN):  # a graph of blocks takes more memory than their gradients written out
+        for able in (engine, PLAIN):  # a graph of blocks takes more memory than an explicit backward pass
             if able.fuses(problem, summary) and not able.transparent(problem):
                 return Found(*_Summarise.apply(able, problem, summary, *operands(problem)))  # type: ignore[no-untyped-call]
     return engine.summarise(problem, summary)
@@ -70,7 +70,7 @@ class _Summarise(torch.autograd.Function):
         found = Found(*kept[:-3])._replace(finite=ctx.finite)
         groups, distance, factors = kept[-3:]
         summary = ctx.summary._replace(groups=groups, distance=distance, factors=factors)
-        again = torch.is_grad_enabled()  # the gradient is to be differentiated
+        again = torch.is_grad_enabled()  # True for create_graph=True
 
         def compute(*grads: Tensor | None) -> Gradients:
             given = Found(*(None if g is None else materialize_zeros(g) for g in grads))  # type: ignore[arg-type]
@@ -78,7 +78,7 @@ class _Summarise(torch.autograd.Function):
             engine = usable_in_backward(ctx.engine, here, PLAIN)
             return _gradients(engine, here, summary, found, given, wanted)
 
-        with without_autocast(problem.sizes.device):  # backward may be called under autocast, whatever forward was
+        with without_autocast(problem.sizes.device):  # a caller may run backward under autocast
             if again or any(g is not None and has_own_dispatch(g) for g in grads):
                 blocks = partial(PLAIN.summarise, summary=summary)
                 here = problem._refresh_mode()
@@ -89,7 +89,7 @@ class _Summarise(torch.autograd.Function):
 def _gradients(
     engine: Engine, problem: Problem, summary: Summary, found: Found, grads: Found, wanted: tuple[bool, ...]
 ) -> Gradients:
-    """The gradients of the operands, each of its operand's dtype, by the engine's own backward pass."""
+    """Compute the gradients of the operands by the engine's backward pass, each in the dtype of its operand."""
     maximum, log_sum = rows_of(found)
     problem = problem if found.finite else engine.guarded(problem)
     delta = torch.zeros_like(log_sum)
@@ -117,7 +117,7 @@ def _gradients(
 
 
 def _sent(summary: Summary, found: Found, grads: Found) -> Sent:
-    """The gradients of each statistic to the weights. Terms that are the same for all keys of a query are in δ."""
+    """Return the gradients that each statistic sends to the weights; terms that are equal for all keys are in δ."""
     values = indices = None
     if grads.values is not None and found.indices is not None:
         indices, order = found.indices.sort(dim=-1)
@@ -139,7 +139,10 @@ def _sent(summary: Summary, found: Found, grads: Found) -> Sent:
 
 
 def _joined(problem: Problem, summary: Summary, grads: Found) -> tuple[Tensor | None, Tensor | None]:
-    """The value, with the groups as further columns, and the gradient of its output; only columns with a gradient."""
+    """Return the value with the groups as further columns, and the gradient of its output.
+
+    Both have only columns with a gradient.
+    """
     parts: list[tuple[Tensor, Tensor]] = []
     if grads.output is not None and problem.value is not None:
         parts.append((problem.value, grads.output))

@@ -1,6 +1,6 @@
-"""A mask as FlexAttention takes it: for each block of 128 queries, the blocks of 128 keys that it touches.
+"""A mask as FlexAttention takes it: for each block of 128 queries, the blocks of 128 keys with allowed pairs.
 
-All of it is computed on the inputs' device, from the starts and stops of the spans: no value is read by the host.
+All of it is computed on the device of the inputs, from the starts and stops of the spans: the host reads no value.
 """
 
 from __future__ import annotations
@@ -20,30 +20,36 @@ from clearhead.engines.flex.rules import Traced
 from clearhead.masks.base import Spans
 from clearhead.problem.visible import Visible
 
-BLOCK = 128  # queries, and keys, to a block: FlexAttention's own default
-STRIP = 2**26  # pairs of a residual that are looked at together
+BLOCK = 128  # the queries and the keys of a block: FlexAttention's default
+STRIP = 2**26  # pairs of a residual in memory at once
 
 
 class Blocks(NamedTuple):
-    """The blocks of a mask, int32, with the mask's own numbers: B or 1, H or 1; nq, nk blocks of queries and keys.
+    """The blocks of a mask, int32. B or 1 and H or 1 are those of the mask; nq and nk are the numbers of blocks.
 
-    `partial`: of some of its pairs the block's mask has to ask; `full`: every pair is allowed. Each as how many there
-    are in a row of blocks, (B, H, nq), and which, (B, H, nq, nk), these first; then the same by columns, (B, H, nk)
-    and (B, H, nk, nq), which the backward pass walks.
+    Attributes:
+        partial: Blocks with masked pairs: their number in each row of blocks, (B, H, nq), and their indices, (B, H, nq,
+            nk), these first.
+        full: Blocks whose pairs are all allowed, in the same form.
+        partial_by_key: The same by columns, (B, H, nk) and (B, H, nk, nq), for the backward pass.
+        full_by_key: The same by columns.
+        edges: start and stop, int32 (B or 1, H or 1, Lq or 1), and the starts and stops of gaps, with one more
+            dimension.
+        keep: The residual in full, bool (B or 1, H or 1, Lq or 1, Lk or 1), if it is no `rule`.
+        rule: The residual as a function of one pair.
     """
 
     partial: tuple[Tensor, Tensor]
     full: tuple[Tensor, Tensor]
     partial_by_key: tuple[Tensor, Tensor]
     full_by_key: tuple[Tensor, Tensor]
-    # int32: start, stop (B or 1, H or 1, Lq or 1), and those of gaps, with one dimension more
     edges: tuple[Tensor, ...]
-    keep: Tensor | None  # bool (B or 1, H or 1, Lq or 1, Lk or 1): the residual in full, where it is no `rule`
-    rule: Traced | None  # the residual as a function of one pair
+    keep: Tensor | None
+    rule: Traced | None
 
 
 def blocks_of(visible: Visible, sizes: Sizes, mode: Mode) -> Blocks:
-    """The blocks of a mask, made once for as long as its normal form is kept."""
+    """Return the blocks of a mask, cached as long as its normal form."""
     if mode.traced:
         return _blocks(visible.spans, sizes, mode)
     return visible.memo.derive("flex", lambda: _blocks(visible.spans, sizes, mode))
@@ -66,7 +72,7 @@ def _blocks(spans: Spans, sizes: Sizes, mode: Mode) -> Blocks:
 
 
 def residual_rule(spans: Spans, sizes: Sizes, mode: Mode) -> Traced | str | None:
-    """A mask's residual as a function of one pair, or why it is made in full instead; None without a residual."""
+    """Return a mask's residual as a function of one pair, or why it is computed in full; None without a residual."""
     if spans.residual is None:
         return None
     found = by_pair(spans.residual)
@@ -76,7 +82,7 @@ def residual_rule(spans: Spans, sizes: Sizes, mode: Mode) -> Traced | str | None
 
 
 def _strips(spans: Spans, sizes: Sizes) -> Iterator[Tensor]:
-    """The residual, some blocks of queries at a time: bool (B or 1, H or 1, rows, Lk or 1)."""
+    """Yield the residual for some blocks of queries at a time, bool (B or 1, H or 1, rows, Lk or 1)."""
     rows = max(BLOCK, STRIP // max(1, sizes.batch * sizes.heads * sizes.keys) // BLOCK * BLOCK)
     every = slice(None)
     for top in range(0, sizes.queries, rows):
@@ -85,10 +91,10 @@ def _strips(spans: Spans, sizes: Sizes) -> Iterator[Tensor]:
 
 
 def _touched(spans: Spans, sizes: Sizes) -> tuple[Tensor, Tensor]:
-    """Which blocks some query's intervals touch, and which one interval of every query covers: (B, H, nq, nk).
+    """Compute which blocks some query's interval touches, and which one interval of all queries covers.
 
-    The first may be too many, where the queries of a block see different keys, and the second too few, where they see
-    a block by different intervals: such a block is asked pair by pair.
+    Both are (B, H, nq, nk). The first may be too many, if the queries of a block attend to different keys, and the
+    second too few, if different intervals cover a block: the kernel then tests such a block pair by pair.
     """
     rows = torch.arange(-(-sizes.queries // BLOCK) * BLOCK, device=sizes.device).clamp(max=sizes.queries - 1)
     left = torch.arange(0, sizes.keys, BLOCK, device=sizes.device)
@@ -96,7 +102,7 @@ def _touched(spans: Spans, sizes: Sizes) -> tuple[Tensor, Tensor]:
     start, stop = spans.intervals()  # (B or 1, H or 1, Lq or 1, n)
     empty = stop <= start
     start, stop = start.masked_fill(empty, sizes.keys), stop.masked_fill(empty, 0)
-    if start.shape[2] > 1:  # the last query fills up its block
+    if start.shape[2] > 1:  # pad the last block with copies of the last query
         start, stop = (unflatten(edge[:, :, rows], 2, -1, BLOCK) for edge in (start, stop))
     else:
         start, stop = (edge.expand(-1, -1, len(rows) // BLOCK, -1).unsqueeze(3) for edge in (start, stop))
@@ -107,7 +113,7 @@ def _touched(spans: Spans, sizes: Sizes) -> tuple[Tensor, Tensor]:
 
 
 def _over_blocks(keep: Tensor, beyond: bool) -> Tensor:
-    """A mask (B, H, Lq or 1, Lk or 1) in blocks, (B, H, nq or 1, rows, nk or 1, columns), `beyond` past its end."""
+    """Reshape a mask (B, H, Lq or 1, Lk or 1) to (B, H, nq or 1, rows, nk or 1, columns), padded with `beyond`."""
     padding = [(-size) % BLOCK if size > 1 else 0 for size in (keep.shape[3], keep.shape[2])]
     whole = F.pad(keep, (0, padding[0], 0, padding[1]), value=beyond)
     columns, rows = (BLOCK if size > 1 else 1 for size in (keep.shape[3], keep.shape[2]))
@@ -115,6 +121,6 @@ def _over_blocks(keep: Tensor, beyond: bool) -> Tensor:
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """How many blocks of each row are set, and which they are, in front of the others."""
+    """Return the number of blocks that are set in each row, and the order of blocks with these first."""
     order = blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
     return blocks.sum(-1, dtype=torch.int32), order.to(torch.int32).contiguous()

@@ -30,21 +30,21 @@ from clearhead.problem.summary import Found, Summary
 from clearhead.scores.base import ByTile, Pairwise
 from clearhead.scores.dot import Dot
 
-MASK_BYTES = 2**30  # of a residual in full: above it, the engine that asks for parts of it is preferred
-# of the proof: more than one block of either side, and the last ones are not whole
+MASK_BYTES = 2**30  # a residual of more bytes in full is left to an engine that computes it in parts
+# The lengths of the proof: more than one block of either side, and the last blocks are not full.
 LENGTH, KEYS = BLOCK + 20, 2 * BLOCK + 9
 
 
 class Flex(Engine):
-    """`torch.nn.attention.flex_attention`, compiled once for each kind of call.
+    """Engine by `torch.nn.attention.flex_attention`, compiled once for each kind of call.
 
-    A mask's spans become blocks of 128 × 128 pairs, made on the device: blocks that no query sees are skipped, and only
-    those that are not wholly seen ask the mask. Softcap, biases, and rules of masks and biases go into the kernel as
-    functions of one pair (`rules.py`); a rule that cannot is asked for all pairs before. Sinks follow the kernel, by
-    its log-sum-exp. The host waits for no value.
+    A mask's spans become blocks of 128 × 128 pairs, computed on the device: the kernel skips blocks without an allowed
+    pair, and tests pairs only in blocks with masked pairs. Softcap, biases, and rules of masks and biases go into the
+    kernel as functions of one pair (`rules.py`); a rule that has no such form is computed for all pairs before. Sinks
+    are applied after the kernel, by its log-sum-exp. The host waits for no value.
 
-    A NaN or infinite key that only some queries may see leaks into the others: the kernel multiplies its value by a
-    weight of 0. Keys that no query may see are safe.
+    A NaN or infinite key that only some queries may attend to leaks into the others: the kernel multiplies its value by
+    a weight of 0. Keys that no query may attend to are safe.
     """
 
     name = "flex"
@@ -96,7 +96,7 @@ class Flex(Engine):
     def reservations(self, problem: Problem) -> list[str]:
         if problem.sizes.device.type != "cuda":
             return self.costs(problem)
-        low = problem.lowered  # None where a function changes the scores
+        low = problem.lowered  # None if a function changes the scores
         if low is not None and low.softcap is None and problem.bias is None and problem.sinks is None:
             if problem.visible is None:
                 return ["PyTorch's other kernels, such as FlashAttention, are faster where nothing is masked"]
@@ -105,7 +105,7 @@ class Flex(Engine):
         return self.costs(problem)
 
     def costs(self, problem: Problem) -> list[str]:
-        """The reservations that hold where PyTorch's other kernels do not serve, too."""
+        """Return the reservations that hold even where PyTorch's other kernels cannot run the call."""
         if problem.sizes.device.type == "cpu":
             return ["on a CPU other engines are faster"]
         size = _in_full(problem)
@@ -124,7 +124,7 @@ class Flex(Engine):
         return found
 
     def transparent(self, problem: Problem) -> bool:
-        return not problem.mode.compiled  # compiled code has the one operation, in which this runs as in eager code
+        return not problem.mode.compiled  # in compiled code the custom operator runs this engine as eager code does
 
     def forward(self, problem: Problem, rows: bool = False) -> Partial:
         if _shapes_alone(problem) or 0 in problem.sizes.shape:
@@ -169,7 +169,7 @@ class Flex(Engine):
 
 
 def _lowered(problem: Problem) -> Pairwise | None:
-    """The scores in normal form, before a function changes them."""
+    """Return the scores in normal form, before a function changes them."""
     scores = problem.scores
     if isinstance(scores, ByTile) and scores.score.changed_by is not None and type(scores.score) is Dot:
         return Pairwise("mul", scores.query, scores.key, None, scores.scale, scores.softcap)
@@ -177,7 +177,7 @@ def _lowered(problem: Problem) -> Pairwise | None:
 
 
 def _change_rule(problem: Problem) -> Traced | str | None:
-    """The function that changes the scores, as one of single pairs, or why it has no such form; None without one."""
+    """Return the function that changes the scores as a rule of single pairs, or why it has no such form."""
     scores = problem.scores
     if not isinstance(scores, ByTile) or scores.score.changed_by is None:
         return None
@@ -193,16 +193,16 @@ def _mask_rule(problem: Problem) -> Traced | str | None:
 
 
 def _in_full(problem: Problem) -> int:
-    """The bytes of the part of the mask that is made in full; 0 where there is no such part."""
+    """Return the bytes of the part of the mask that is computed in full; 0 without such a part."""
     spans = problem.spans
     if spans is None or problem.mode.compiled or not isinstance(_mask_rule(problem), str):
         return 0
-    # a rule depends on sequence and head as its spans do, as far as is known
+    # assume that a rule depends on sequence and head only if its spans do
     return math.prod(problem.sizes.shape[2:]) * spans.start.shape[0] * spans.start.shape[1]
 
 
 def _bias_rule(problem: Problem) -> Traced | str | None:
-    """The bias by a function as one of single pairs, or why it is made in full; None without one."""
+    """Return the bias by a function as a rule of single pairs, or why it is computed in full."""
     if problem.bias is None or problem.bias.function is None:
         return None
     found = by_pair(problem.bias.function)
@@ -216,7 +216,7 @@ def _shapes_alone(problem: Problem) -> bool:
 
 
 def _one_piece(problem: Problem) -> bool:
-    """Whether the mask is known to be one causal square, or a rectangle, for all sequences and heads alike."""
+    """Return whether the mask is known to be one causal square, or a rectangle, for all sequences and heads."""
     visible = problem.visible
     if visible is None or not visible.read:
         return False
@@ -225,16 +225,16 @@ def _one_piece(problem: Problem) -> bool:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """Rows as wide as the kernel's products take at least; zeros change no score."""
+    """Pad rows with zeros, which change no score, to the least width of the kernel's products."""
     missing = kernel.NARROWEST - tensor.shape[-1]
     return F.pad(tensor, (0, missing)) if missing > 0 else tensor
 
 
 def _parts(problem: Problem) -> kernel.Parts:
-    """The bias as the kernel takes it.
+    """Return the bias in the form that the kernel takes.
 
-    A row's largest number is taken away from those of its pairs: where all are as low as those of a mask of finfo.min,
-    the log-sum-exp would have no digits left for the weights of the backward pass.
+    The largest bias of each row is subtracted from the row: if all are as low as those of a mask of finfo.min, the
+    log-sum-exp would have no digits left for the weights of the backward pass.
     """
     bias, change = problem.bias, _change_rule(problem)
     assert not isinstance(change, str)
@@ -250,21 +250,21 @@ def _parts(problem: Problem) -> kernel.Parts:
 
 
 def _no_view(tensor: Tensor | None) -> Tensor | None:
-    """The tensor; a copy where it needs a gradient: FlexAttention leaves out the gradient of what is a view."""
+    """Return the tensor; a copy if it requires grad, because FlexAttention drops the gradient of a view."""
     return tensor.clone() if tensor is not None and tensor.requires_grad else tensor
 
 
 def _row_of(problem: Problem) -> int:
-    """The widest row of queries and values up to a power of two, by which PyTorch chooses the kernel's blocks."""
+    """Return the widest row of queries and values, as a power of two, by which PyTorch chooses the kernel's blocks."""
     assert problem.value is not None
     widest = max(problem.query.shape[-1], problem.value.shape[-1])
     return max(64, 1 << (widest - 1).bit_length())
 
 
 def problems(row: int, device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, Problem]]:
-    """A problem with all that the kernel may be given, one with a mask alone, and one query; rows are `row` wide.
+    """Yield a problem with all that the kernel may take, one with only a mask, and one query; rows are `row` wide.
 
-    Each is compiled for itself, so they are few.
+    Each is compiled separately, so there are few.
     """
     for kind, queries in (("everything", LENGTH), ("a mask", LENGTH), ("one query", 1)):
         query, key, value = proof.draw_operands(queries, KEYS, row, row, device, dtype)

@@ -1,7 +1,7 @@
-"""One call of FlexAttention, compiled: PyTorch's kernel, into which rules for the scores and for the mask go.
+"""One call of FlexAttention, compiled: PyTorch's kernel with rules for the scores and for the mask.
 
-PyTorch compiles one kernel for each kind of call: its dtype, widths, heads, scale, and which parts it has. How many
-sequences, queries and keys there are is left open from the second number on.
+PyTorch compiles one kernel for each kind of call: its dtype, widths, heads, scale, and which parts it has. The numbers
+of sequences, queries and keys are dynamic from the second number on.
 """
 
 from __future__ import annotations
@@ -17,45 +17,55 @@ from clearhead.base.user_functions.rules import entry
 from clearhead.engines.flex.blocks import BLOCK, Blocks
 from clearhead.engines.flex.rules import Traced
 
-BACKEND = "inductor"  # what compiles the call
-NARROWEST = 16  # the least width of a row that the kernel's products take
+BACKEND = "inductor"  # the backend of torch.compile
+NARROWEST = 16  # the least width of a row in the kernel's matrix products
 
-# The blocks that PyTorch takes for rows of up to 64 numbers of 16 bits, 128 × 128 in three stages, need 248 KB of
-# shared memory once a bias is loaded beside them, and an H100 has 232. These need 82.
+# PyTorch's blocks for rows of up to 64 numbers of 16 bits, 128 × 128 in three stages, need 248 KB of shared memory
+# together with a bias, and an H100 has 232 KB. These blocks need 82 KB.
 BESIDE_A_BIAS = {"fwd_BLOCK_M": 128, "fwd_BLOCK_N": 64, "fwd_num_stages": 2, "fwd_num_warps": 8}
 
 _compiled: dict[Any, Callable[..., Any]] = {}
 
 
 def for_a_gpu(device: torch.device) -> bool:
-    """Whether the call is compiled to kernels for a GPU; the tests run it on CUDA as it is written, too."""
+    """Return whether the call is compiled to GPU kernels; tests on CUDA also run it uncompiled."""
     return device.type == "cuda" and BACKEND == "inductor"
 
 
 class Parts(NamedTuple):
-    """What is added to the scores: one number a pair, less one a row; one number a distance; a rule. And what changes
-    them before."""
+    """What is added to the scores, and the function that changes them before.
 
-    dense: Tensor | None = None  # (B or 1, H or 1, Lq or 1, Lk or 1)
-    top: Tensor | None = None  # (B or 1, H or 1, Lq or 1), what is taken away from each row of `dense`
-    relative: Tensor | None = None  # (B or 1, H or 1, Lq + Lk − 1): see `Added`
-    rule: Traced | None = None  # a function of one pair
-    change: Traced | None = None  # a function of the score of one pair, before anything is added
+    Attributes:
+        dense: One number for each pair, (B or 1, H or 1, Lq or 1, Lk or 1).
+        top: The number to subtract from each row of `dense`, (B or 1, H or 1, Lq or 1).
+        relative: One number for each distance, (B or 1, H or 1, Lq + Lk − 1): see `Added`.
+        rule: A function of one pair.
+        change: A function of the score of one pair, applied before anything is added.
+    """
+
+    dense: Tensor | None = None
+    top: Tensor | None = None
+    relative: Tensor | None = None
+    rule: Traced | None = None
+    change: Traced | None = None
 
 
 class Numbers(NamedTuple):
-    """What is compiled into the kernel."""
+    """Constants that are compiled into the kernel; `rows`: whether it returns the log-sum-exp."""
 
     scale: float
     softcap: float | None
-    rows: bool  # whether the log-sum-exp is wanted
+    rows: bool
 
 
 def attend(
     query: Tensor, key: Tensor, value: Tensor, blocks: Blocks | None, parts: Parts, numbers: Numbers
 ) -> tuple[Tensor, Tensor | None]:
-    """The output, (B, H, Lq, Ev) of the query's dtype, and each query's log-sum-exp, (B, H, Lq), where it is wanted."""
-    # on a CPU the compiled kernel has neither: PyTorch's operator of the same name runs as it is written
+    """Compute the output and, if requested, each query's log-sum-exp.
+
+    The output is (B, H, Lq, Ev), in the dtype of the query; the log-sum-exp is (B, H, Lq).
+    """
+    # on a CPU the compiled kernel has neither log-sum-exp nor gradients: run PyTorch's operator uncompiled
     plain = query.is_cpu and (numbers.rows or torch.is_grad_enabled())
     backend = "aot_eager" if plain else BACKEND
     asked = None if blocks is None or blocks.rule is None else blocks.rule.kind
@@ -66,7 +76,7 @@ def attend(
         (present, *added, *(part is not None for part in parts), numbers, backend, torch.is_grad_enabled()),
     )
     if kind not in _compiled:
-        # a function of its own: PyTorch counts how often it has compiled a function, and gives up
+        # a new function for each kind: PyTorch stops compiling a function after a number of recompilations
         own = types.FunctionType(_call.__code__.replace(co_name="flex_attention_of_one_kind"), _call.__globals__)
         _compiled[kind] = torch.compile(own, backend=backend, fullgraph=True)
     return cast("tuple[Tensor, Tensor | None]", _compiled[kind](numbers, query, key, value, blocks, parts))
@@ -82,12 +92,12 @@ def _call(
     last = query.shape[2] - 1
 
     def finished(score: Tensor, batch: Tensor, head: Tensor, row: Tensor, column: Tensor) -> Tensor:
-        """A score with its softcap, its change and its bias."""
+        """Return a score with its softcap, its change and its bias."""
         if softcap is not None:
             score = softcap * torch.tanh(score / softcap)
         if change is not None:
             score = change.changed(score, batch, head, row, column)
-        if dense is not None and top is not None:  # the difference first: the score would have no digits beside -1e9
+        if dense is not None and top is not None:  # subtract first: beside -1e9 the score would lose its digits
             score = score + (entry(dense, batch, head, row, column) - entry(top, batch, head, row))
         if relative is not None:
             score = score + entry(relative, batch, head, column - row + last)
@@ -100,7 +110,7 @@ def _call(
         partial, full, partial_by_key, full_by_key, edges, keep, residual = blocks
 
         def allowed(batch: Tensor, head: Tensor, row: Tensor, column: Tensor) -> Tensor:
-            """Whether a query may see a key: it is inside the hull and outside of the gaps, and the residual agrees."""
+            """Return whether a pair is allowed: inside the hull, outside of the gaps, and True in the residual."""
             inside = (column >= entry(edges[0], batch, head, row)) & (column < entry(edges[1], batch, head, row))
             if len(edges) > 2:
                 for i in range(edges[2].shape[-1]):
@@ -128,7 +138,7 @@ def _call(
     if query.element_size() == 2 and query.shape[-1] <= 64 and with_parts:
         options |= BESIDE_A_BIAS
     groups = query.shape[1] // key.shape[1]
-    if groups & (groups - 1):  # the kernel for few queries takes powers of two alone
+    if groups & (groups - 1):  # the kernel for few queries requires a power of two
         options["BACKEND"] = "TRITON"
     found: Any = flex_attention(
         query,

@@ -1,7 +1,7 @@
-"""A caller's rule of indices as a function that goes into FlexAttention's kernel.
+"""A user's rule of indices as a function inside FlexAttention's kernel.
 
-The rule is traced once, on one pair: what PyTorch's operations on single numbers and entries of tensors make up goes
-into the kernel, and the tensors become its inputs. Any other rule is asked for all pairs before the call.
+The rule is traced once, on one pair. If it consists of PyTorch's operations on single numbers and entries of tensors,
+it goes into the kernel, and the tensors become its inputs. Any other rule is computed for all pairs before the call.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from clearhead.base.torch_state.torch_private import to_another_dtype
 from clearhead.base.user_functions.rules import ByPair
 from clearhead.scores.base import ByTile
 
-MOST = 64  # rules that are compiled: each costs seconds, and one that reads another number is another one
-_known: dict[str, Callable[..., Tensor]] = {}  # one function for each code, since a kernel is compiled for a function
+MOST = 64  # the most compiled rules: each costs seconds, and a rule that reads another number is compiled again
+_known: dict[str, Callable[..., Tensor]] = {}  # one function for each code: a kernel is compiled for a function
 _BESIDE = (torch.ops.aten.index.Tensor, to_another_dtype, torch.ops.aten.scalar_tensor.default)
 
 
 class Traced(NamedTuple):
-    """A rule of one pair over the tensors that it reads: `function(None, batch, head, query, key, *tensors)`."""
+    """A rule of one pair with the tensors that it reads: `function(None, batch, head, query, key, *tensors)`."""
 
     code: str
     function: Callable[..., Tensor]
@@ -36,25 +36,25 @@ class Traced(NamedTuple):
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What the kernel is compiled for."""
+        """The part of the rule for which a kernel is compiled."""
         return (self.code, *((t.dtype, t.ndim, t.requires_grad) for t in self.tensors))
 
     def at(self, *indices: Tensor) -> Tensor:
-        """The rule's answer for one pair; it counts in int64, as a rule is promised."""
+        """Compute the rule for one pair, with int64 indices, as rules are documented to get."""
         return self.function(None, *(index.to(torch.int64) for index in indices), *self.tensors)
 
     def changed(self, score: Tensor, *indices: Tensor) -> Tensor:
-        """The changed score of one pair, by a rule that takes the score first."""
+        """Compute the changed score of one pair, by a rule that takes the score first."""
         return self.function(None, score.float(), *(i.to(torch.int64) for i in indices), *self.tensors).to(score.dtype)
 
 
 def traced(found: ByPair, device: torch.device, floating: bool) -> Traced | str:
-    """The rule for the kernel, or why it cannot go there. `floating`: it is a bias, and gives numbers."""
+    """Return the rule for the kernel, or why it has no such form; `floating`: it is a bias, and returns numbers."""
     return found.memo.derive("flex", lambda: _traced(found.at, device, floating))
 
 
 def traced_change(scores: ByTile, device: torch.device) -> Traced | str:
-    """The change of scores for the kernel, or why it cannot go there."""
+    """Return the change of scores for the kernel, or why it has no such form."""
     memo, change = Memo() if scores.memo is None else scores.memo, scores.score.changed_by
     assert change is not None
     return memo.derive("flex", lambda: _traced(change, device, floating=True, of_score=True))
@@ -63,13 +63,13 @@ def traced_change(scores: ByTile, device: torch.device) -> Traced | str:
 def _traced(rule: Callable[..., Tensor], device: torch.device, floating: bool, of_score: bool = False) -> Traced | str:
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    # (1,), and not (): PyTorch reads a single number that is an index
+    # (1,) rather than (): PyTorch reads the value of an index without dimensions
     first = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(4)]
     if of_score:
         first.insert(0, torch.zeros(1, dtype=torch.float32, device=device))
     try:
         module = make_fx(rule)(*first)
-    except Exception as error:  # of the rule, of any kind: it may look at values, or want several pairs
+    except Exception as error:  # the rule may raise any error: it may read values, or need several pairs
         said = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:90]}"
         return f"PyTorch cannot trace it on a single pair ({said})"
     graph, tensors = module.graph, []
@@ -82,11 +82,11 @@ def _traced(rule: Callable[..., Tensor], device: torch.device, floating: bool, o
             node.replace_all_uses_with(last)
             graph.erase_node(node)
         elif node.op == "call_function" and not _of_one_pair(node):
-            return f"it computes {node.target} with tensors, and the kernel asks for one pair at a time"
+            return f"it computes {node.target} with tensors, and the kernel computes one pair at a time"
     result = next(node for node in graph.nodes if node.op == "output").args[0]
     kind = result.meta["val"].dtype if hasattr(result, "meta") and "val" in result.meta else None
     if kind is None or not (kind.is_floating_point if floating else kind is torch.bool):
-        return "it gives something else than one number for a pair"
+        return "it returns something else than one number for a pair"
     if any(t.device != device for t in tensors):
         return "it reads a tensor on another device"
     module.recompile()
@@ -99,7 +99,7 @@ def _traced(rule: Callable[..., Tensor], device: torch.device, floating: bool, o
 
 
 def _of_one_pair(node: Any) -> bool:
-    """Whether an operation takes numbers, or one entry of a tensor, and gives one number."""
+    """Return whether an operation takes numbers, or one entry of a tensor, and returns one number."""
     value = node.meta.get("val")
     if not isinstance(value, Tensor) or value.numel() != 1 or value.ndim > 1:
         return False

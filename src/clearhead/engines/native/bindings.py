@@ -1,4 +1,4 @@
-"""Calls of the compiled kernels: a problem as the kernels read it, as pointers to the operands where they lie.
+"""Calls of the compiled kernels: a problem as the kernels read it, with pointers to the operands in place.
 
 The kernels are in csrc/, and their mathematics in docs/maths/. A call releases the GIL, so other Python threads run on.
 """
@@ -29,17 +29,17 @@ from clearhead.scores.base import Pairwise
 from clearhead.scores.pair_functions import NUMBERS, number_phis
 
 MODULE = "clearhead.engines.native._kernels"
-DTYPES = dict.fromkeys(KEYS, torch.int64)  # of statistics that are not float32
-CPU = torch.device("cpu")  # a call that is given the device's name takes longer
-READ = (torch.float32, torch.bfloat16, torch.float16)  # the types of operands; the kernels compute in float32
+DTYPES = dict.fromkeys(KEYS, torch.int64)  # the dtypes of statistics that are not float32
+CPU = torch.device("cpu")  # faster than the string "cpu" in each call
+READ = (torch.float32, torch.bfloat16, torch.float16)  # the dtypes of operands; the kernels compute in float32
 
-# the module, by its name, and the kernels by their instruction sets; the compiler warns at functools.cache
+# The module by its name, and the kernels by their instruction sets. functools.cache would make torch.compile warn.
 _known: dict[str | None, Any] = {}
 
 
 def _new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Memory for a kernel to fill, on the CPU, whatever the caller's default dtype and device are."""
-    return torch.empty(*shape, dtype=dtype, device=CPU)  # a tuple takes longer
+    """Allocate memory on the CPU for a kernel to fill, whatever the default dtype and device are."""
+    return torch.empty(*shape, dtype=dtype, device=CPU)  # separate sizes are faster than a tuple
 
 
 def _zeros(*shape: int) -> Tensor:
@@ -47,18 +47,18 @@ def _zeros(*shape: int) -> Tensor:
 
 
 def _side_by_side(tensor: Tensor) -> bool:
-    """Whether the columns stand side by side: of most tensors the first answer tells, which takes least time."""
+    """Return whether the columns are contiguous; the first test is the fastest, and true for most tensors."""
     return tensor.is_contiguous() or tensor.stride(-1) == 1 or tensor.shape[-1] <= 1
 
 
 def _gradient_of(tensor: Tensor) -> Tensor:
-    """Memory for a gradient, with the layout of the tensor if its columns stand side by side, else contiguous."""
+    """Allocate memory for a gradient, in the layout of the tensor if its columns are contiguous, else contiguous."""
     new = torch.empty_like(tensor, dtype=torch.float32)
     return new if _side_by_side(new) else _new(*tensor.shape)
 
 
 def kernels() -> Any:
-    """The extension module, or None where this installation has none."""
+    """Return the extension module; None if this installation has none."""
     if MODULE not in _known:
         try:
             _known[MODULE] = importlib.import_module(MODULE)
@@ -70,12 +70,12 @@ def kernels() -> Any:
 
 
 def warn_without_kernels() -> None:
-    """Warn, once a process, where this installation should have kernels and has none. On Windows no wheel has any."""
+    """Warn, once in a process, if this installation should have kernels and has none; Windows wheels have none."""
     if sys.platform != "win32" and importlib.util.find_spec(MODULE) is None:
         warnings.warn(
-            "clearhead was installed without its kernels, since no C++ compiler with OpenMP was found when it was "
-            "built: PyTorch's kernels and operations run in place of the engine 'native'.\nFor the kernels install g++ "
-            "or clang++, then the sources again: pip install --force-reinstall --no-deps --no-cache-dir .\n"
+            "clearhead was installed without its kernels: its build found no C++ compiler with OpenMP. PyTorch's "
+            "kernels and operations run in place of the engine 'native'.\nFor the kernels install g++ or clang++, then "
+            "the sources again: pip install --force-reinstall --no-deps --no-cache-dir .\n"
             "To silence this: warnings.filterwarnings('ignore', message='clearhead was installed without').",
             RuntimeWarning,
             stacklevel=3,
@@ -84,12 +84,12 @@ def warn_without_kernels() -> None:
 
 @assume_constant
 def available() -> bool:
-    """Whether this installation has the kernels; compiled code takes the answer as a constant."""
+    """Return whether this installation has the kernels; compiled code treats the answer as a constant."""
     return kernels() is not None
 
 
 def chosen(instructions: str | None = None) -> Any:
-    """The kernels for the best instruction set of this CPU, or for the one named."""
+    """Return the kernels for the best instruction set of this CPU, or for a named one."""
     if instructions not in _known:
         module = kernels()
         _known[instructions] = module.Cpu(instructions or module.available()[0])
@@ -97,7 +97,10 @@ def chosen(instructions: str | None = None) -> Any:
 
 
 def read_by_kernels(problem: Problem) -> Any:
-    """A lowered problem, or a part of one, as the kernels read it. It keeps the tensors alive that it points to."""
+    """Return a lowered problem, or a part of one, as the kernels read it.
+
+    The result keeps the tensors alive that it points to.
+    """
     lowered, bias, value, module = problem.scores, problem.bias, problem.value, kernels()
     assert isinstance(lowered, Pairwise)
     edges: tuple[Tensor | None, ...] = (None, None, None, None)
@@ -113,7 +116,7 @@ def read_by_kernels(problem: Problem) -> Any:
         queries, keys = problem.poison[0][..., 0], problem.poison[1][:, :, 0]
     seed = first = 0
     if problem.seed is not None:
-        # the hash of dropout counts sequences, heads and keys from 0: with dropout only queries may be a part
+        # the hash of dropout counts sequences, heads and keys from 0: with dropout only the queries may be a part
         seed, first = int(problem.seed) & (2**64 - 1), 0 if problem.origin is None else problem.origin[2].start
     numbers = NUMBERS[lowered.phi], lowered.scale, lowered.softcap or 0.0, torch.get_num_threads()
     inputs = _rows(lowered.query), _rows(lowered.key), None if value is None else _rows(value)
@@ -124,29 +127,29 @@ def read_by_kernels(problem: Problem) -> Any:
 
 
 def _float(tensor: Tensor) -> Tensor:
-    """A tensor in float32 whose memory holds its numbers: a lazy negation is carried out."""
+    """Return a tensor in float32 whose memory holds its numbers: a lazy negation is carried out."""
     if tensor.dtype is torch.float32 and not tensor.is_neg():
         return tensor
     return tensor.resolve_neg().to(torch.float32)
 
 
 def _operand(tensor: Tensor) -> Tensor:
-    """A tensor of a type that the kernels read: itself, unless it is a lazy negation."""
+    """Return a tensor of a dtype that the kernels read: the same object, unless it is a lazy negation."""
     if tensor.dtype not in READ:
         return _float(tensor)
-    return tensor.resolve_neg() if tensor.is_neg() else tensor  # the check takes less time than the call
+    return tensor.resolve_neg() if tensor.is_neg() else tensor  # the check is faster than the call
 
 
 def _rows(tensor: Tensor) -> Tensor:
-    """An operand whose rows are contiguous."""
+    """Return an operand whose rows are contiguous."""
     if tensor.dtype in READ and (tensor.is_contiguous() or tensor.stride(-1) == 1) and not tensor.is_neg():
-        return tensor  # as most are, at less cost
+        return tensor  # the fast path: most operands are like this
     tensor = _operand(tensor)
     return tensor if _side_by_side(tensor) else tensor.contiguous()
 
 
 def bands(problem: Problem) -> Iterator[slice]:
-    """All queries at once; where their mask's map of blocks would be large, as many queries as the map allows."""
+    """Yield all queries at once; if their mask's map of blocks would be large, as many queries as the map allows."""
     rows, queries = rows_at_once(problem), problem.sizes.queries
     if rows >= queries:
         yield EVERY
@@ -156,11 +159,14 @@ def bands(problem: Problem) -> Iterator[slice]:
 
 
 def forward(problem: Problem, rows: bool, few: bool) -> Partial:
-    """The output of a lowered problem that has a value and keys; `few`: do not pack the keys (csrc/decode.h)."""
+    """Compute the output of a lowered problem that has a value and keys.
+
+    `few`: do not pack the keys (csrc/decode.h).
+    """
     value = problem.value
     assert value is not None
     batch, heads, queries, width = *problem.sizes[:3], value.shape[-1]
-    # as SDPA lays it out: heads side by side, so that modules need no copy to join them
+    # SDPA's layout, with adjacent heads: modules merge the heads without a copy
     strides = (queries * heads * width, width, heads * width, 1)
     output = torch.empty_strided((batch, heads, queries, width), strides, dtype=torch.float32, device=CPU)
     maximum, log_sum = (_new(batch, heads, queries), _new(batch, heads, queries)) if rows else (None, None)
@@ -175,7 +181,7 @@ def forward(problem: Problem, rows: bool, few: bool) -> Partial:
 
 
 def merge(problem: Problem, into: Partial) -> None:
-    """Merge the result of a problem without sinks into that over other keys, `into`."""
+    """Merge the result of a problem without sinks into the result over other keys, `into`."""
     for band in bands(problem):
         chosen().merge(read_by_kernels(cut(problem, Region(queries=band))), *into.at(band)[:3])
 
@@ -183,7 +189,10 @@ def merge(problem: Problem, into: Partial) -> None:
 def gradients(
     problem: Problem, rows: Rows, grad: Tensor | None, wanted: tuple[bool, ...], sent: Sent | None = None
 ) -> Operands:
-    """The gradients of the operands, without the sinks; None where not wanted. Without a value there is no `grad`."""
+    """Compute the gradients of the operands, without the sinks; None where not wanted.
+
+    Without a value there is no `grad`.
+    """
     query, key, value, weight, dense, relative, _ = operands(problem)
     several = not one_pass(problem)
     of_inputs = (None if t is None else _gradient_of(t) for t in (query, key, value))
@@ -200,7 +209,7 @@ def write_gradients(
     query, key, value, weight, dense, relative, _ = sums
     known = None if grad is None else _rows(grad), *map(_float, rows)
     assert query is not None
-    if not adds:  # then there is one band
+    if not adds:  # there is one band
         chosen().backward(read_by_kernels(problem), *known, *sums[:6], _sent(sent, problem.sizes), False)
         return
     assert sent is None
@@ -209,7 +218,7 @@ def write_gradients(
         along = slice(
             problem.sizes.queries - queries.stop, None if relative is None else relative.shape[-1] - queries.start
         )
-        # a kernel adds to whole arrays of these, so a part of an array is added here
+        # a kernel adds to whole arrays of weight and bias, so add a band's part of an array here
         of_band = None if dense is None else part(dense, EVERY, EVERY, band)
         learnt = weight, of_band, None if relative is None else relative[..., along]
         own = [new_sum(total, True, torch.float32) for total in learnt]
@@ -222,12 +231,12 @@ def write_gradients(
 
 
 def one_pass(problem: Problem) -> bool:
-    """Whether one call of a kernel covers all queries."""
+    """Return whether one call of a kernel covers all queries."""
     return rows_at_once(problem) >= problem.sizes.queries
 
 
 def summarise(problem: Problem, summary: Summary) -> Found:
-    """The statistics of a guarded problem in one pass."""
+    """Compute the statistics of a guarded problem in one pass."""
     sizes = problem.sizes
     if not summary.output:
         problem = problem._replace(value=None)
@@ -246,7 +255,7 @@ def summarise(problem: Problem, summary: Summary) -> Found:
 def contributions(
     problem: Problem, rows: Rows, grad: Tensor | None, sent: Sent | None, by_key: bool, positive: bool
 ) -> Tensor:
-    """Σ_j of w_ij Ṗ_ij, or Σ_i (`by_key`), or of its positive products."""
+    """Compute Σ_j of w_ij Ṗ_ij, or Σ_i (`by_key`), or the sum of its positive products."""
     sizes = problem.sizes
     found = _new(sizes.batch, sizes.heads, sizes.keys if by_key else sizes.queries)
     known = None if grad is None else _rows(grad), _float(rows.maximum), _float(rows.log_sum)
@@ -256,13 +265,16 @@ def contributions(
 
 
 def _sent(sent: Sent | None, sizes: Sizes) -> Any:
-    """The gradients of statistics, as the kernels read them. The result keeps the tensors alive that it points to."""
+    """Return the gradients of statistics as the kernels read them.
+
+    The result keeps the tensors alive that it points to.
+    """
     if sent is None:
         return None
     factors, position = _per_query(sent.factors, sizes), _per_query(sent.position, sizes)
     arrays = sent._asdict() | {"position": position, "factors": factors}
     floats = {n: _rows(_float(t)) if t.is_floating_point() else t for n, t in _present(arrays).items()}
-    of_all_queries = max(sizes.queries, 1)  # the rows in a cell, where there is no map
+    of_all_queries = max(sizes.queries, 1)  # the rows of a cell if there is no map
     cell = sent.cell if sent.mean is not None else (of_all_queries, 1)
     return kernels().Sent(floats, 0 if sent.indices is None else sent.indices.shape[-1], *cell)
 
@@ -279,14 +291,14 @@ def _present(arrays: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def scores(problem: Problem) -> Tensor:
-    """The scores of a guarded problem or of a part of one, with the bias, and −∞ where a pair is not allowed."""
+    """Compute the scores of a guarded problem or a part of one, with the bias, and −∞ at masked pairs."""
     tile = _new(*problem.sizes.shape)
     chosen().scores(read_by_kernels(problem._replace(value=None)), tile)
     return tile
 
 
 def forward_bytes(problem: Problem, few: bool) -> int:
-    """The bytes of a forward pass's work memory; `few` as in `forward`."""
+    """Return the bytes of a forward pass's work memory; `few` as in `forward`."""
     if 0 in problem.sizes.shape or problem.value is None:
         return 0
     return int(chosen().forward_bytes(read_by_kernels(cut(problem, Region(queries=next(bands(problem))))), few))

@@ -1,7 +1,7 @@
-"""A mask's map of blocks, as the kernels read it: which tiles of queries see which panels of keys, and the pairs of a
-residual.
+"""A mask's map of blocks for the kernels: which tiles of queries attend to which panels of keys.
 
-It is made once for each mask that is not one interval for each query, and kept with the mask's normal form.
+It also holds the residual as bits. The map is computed once for each mask that is not one interval for each query, and
+cached with the mask's normal form.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from clearhead.base.torch_state.tensor_kind import is_plain
 from clearhead.masks.base import Spans
 from clearhead.problem.problem import Problem
 
-ROWS, PANEL = 48, 64  # queries to a tile and keys to a panel, as csrc/problem.h has it
-STRIP = 2**24  # pairs of a residual that are made at once
-# the most queries for which a residual is asked at once, since it is asked for all keys that one of them may see
+ROWS, PANEL = 48, 64  # the queries of a tile and the keys of a panel, as in csrc/problem.h
+STRIP = 2**24  # pairs of a residual in memory at once
+# The most queries of one call of a residual: the call covers every key that any of them may attend to.
 STRIP_ROWS = 8 * ROWS
-KEEP_BYTES = 2**26  # of the map at once: a larger map is made for some queries at a time, and not kept
+KEEP_BYTES = 2**26  # a map of more bytes is computed for some queries at a time, and not cached
 
 EVERY = slice(None)
 
 
 def blocks_of(problem: Problem, kernels: Any) -> Any:
-    """The map of a problem's mask; None where one interval for each query describes the mask."""
+    """Return the map of a problem's mask; None if one interval for each query describes the mask."""
     visible = problem.visible
     if visible is None or visible.spans.plain or not all(problem.sizes.shape):
         return None
@@ -39,13 +39,13 @@ def blocks_of(problem: Problem, kernels: Any) -> Any:
 
 
 def rows_at_once(problem: Problem) -> int:
-    """How many queries the map may hold at once: all of them, or a whole number of tiles."""
+    """Return how many queries the map may hold at once: all of them, or a whole number of tiles."""
     visible, sizes = problem.visible, problem.sizes
     if visible is None or visible.spans.residual is None or not all(sizes.shape):
-        return sizes.queries  # intervals have no bits, and few runs of blocks
+        return sizes.queries  # intervals need no bits, and few runs of blocks
     if math.prod(sizes.shape) <= 8 * KEEP_BYTES:
         return sizes.queries
-    if "bytes" not in visible.memo:  # the most bytes of the map of one query, for all sequences and heads that differ
+    if "bytes" not in visible.memo:  # the most bytes of the map for one query, in all sequences and heads that differ
         one = visible.spans.rest(*(slice(0, n) for n in (sizes.batch, sizes.heads, 1, sizes.keys)))
         visible.memo["bytes"] = max(1, one.numel() // 8)
     row: int = visible.memo["bytes"]
@@ -73,7 +73,7 @@ def _made(spans: Spans, sizes: Sizes, kernels: Any) -> Any:
 
 
 def _hull(hulls: tuple[np.ndarray, np.ndarray], sizes: Sizes, queries: slice) -> slice:
-    """The keys of whole panels that hold all that some queries may see: a panel at least."""
+    """Return the keys of whole panels that hold all allowed keys of some queries: at least one panel."""
     start, stop = (edge[:, :, queries if edge.shape[2] > 1 else EVERY].clip(0, sizes.keys) for edge in hulls)
     some = stop > start
     low = np.where(some, start, sizes.keys).min().item() // PANEL * PANEL
@@ -82,10 +82,10 @@ def _hull(hulls: tuple[np.ndarray, np.ndarray], sizes: Sizes, queries: slice) ->
 
 
 def _strip(spans: Spans, sizes: Sizes, queries: slice, keys: slice) -> Tensor:
-    """A mask's residual for some queries and keys, its sizes checked, since the kernels rely on them."""
+    """Compute a mask's residual for some queries and keys, and check its sizes, on which the kernels rely."""
     sides = (slice(0, sizes.batch), slice(0, sizes.heads), queries, keys)
     keep = spans.rest(*sides)
     asked = (sizes.batch, sizes.heads, queries.stop - queries.start, keys.stop - keys.start)
     if not broadcasts(keep.shape, asked) or not is_plain(keep):
-        raise ShapeError(f"the residual of a mask's spans gave {shown(keep)}; expected one that broadcasts to {asked}.")
+        raise ShapeError(f"the residual of a mask's spans gave {shown(keep)}; expected to broadcast to {asked}.")
     return keep

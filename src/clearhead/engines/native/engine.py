@@ -26,16 +26,16 @@ from clearhead.problem.summary import Found, Sent, Summary, parted, with_groups
 from clearhead.problem.unseen import finite
 from clearhead.scores.base import Pairwise
 
-FEW_QUERIES = 4  # up to this many, the kernel does not pack the keys: packing would cost more than it saves
-FEW_PAIRS = 2**16  # below this many pairs, a call of PyTorch's own kernel takes less time in float32,
-FEW_UNPACKED = 2**13  # in float32 where the keys are not packed,
-FEW_IN_LOW = 2**11  # and in a lower precision
-FEW_LARGEST = 64  # the kernel keeps the largest weights in a sorted list; more than these are found by a tournament
-TAME = 1e28  # values up to this size do not overflow, summed over 2³² keys
+FEW_QUERIES = 4  # up to this many queries, packing the keys costs more than it saves
+FEW_PAIRS = 2**16  # below this many pairs, PyTorch's kernel is faster in float32
+FEW_UNPACKED = 2**13  # the same bound in float32 without packed keys
+FEW_IN_LOW = 2**11  # the same bound in a lower precision
+FEW_LARGEST = 64  # the kernel holds the largest weights in a sorted list; a tournament finds more of them
+TAME = 1e28  # sums of values up to this size over 2³² keys do not overflow
 
 
 def _below(tensor: Tensor, limit: float) -> bool:
-    """Whether the size of every number is below the limit; False where one is not finite."""
+    """Return whether the absolute value of every number is below the limit; False if one is not finite."""
     if not tensor.numel():
         return True
     low, high = torch.aminmax(tensor.detach())
@@ -43,18 +43,18 @@ def _below(tensor: Tensor, limit: float) -> bool:
 
 
 def _begins_later(origin: tuple[range, ...]) -> bool:
-    """Whether a part of a problem does not begin at the first sequence, head and key."""
+    """Return whether a part of a problem does not begin at the first sequence, head and key."""
     batch, heads, queries, keys = origin
     return any(side.start or side.step != 1 for side in (batch, heads, keys)) or queries.step != 1
 
 
 class Native(Engine):
-    """Kernels in C++, which compute a tile of scores at a time, in registers and cache, over the spans alone.
+    """Engine of kernels in C++, which compute a tile of scores at a time, in registers and cache, over the spans only.
 
-    They compute scores in normal form in float32, with masks, biases, softcap, sinks, dropout and grouped
-    heads; their gradients; and reductions of `Weights.reduce` in one pass. Inputs in bfloat16 and float16 are read
-    where they lie; a CPU that has AVX512_BF16 multiplies those in bfloat16 as they are. The last digits depend on the
-    number of threads, not on timing.
+    They compute scores in normal form in float32, with masks, biases, softcap, sinks, dropout and grouped heads; their
+    gradients; and reductions of `Weights.reduce` in one pass. They read inputs in bfloat16 and float16 in place; on a
+    CPU with AVX512_BF16 they multiply bfloat16 directly. The last digits depend on the number of threads, not on
+    timing.
     """
 
     name = "native"
@@ -78,7 +78,7 @@ class Native(Engine):
         mode = problem.mode
         if mode.operations_only:
             found.append("torch.func and forward mode look into PyTorch's own operations only")
-        # the operation that the compiler calls checks its inputs
+        # in compiled code the custom operator checks its inputs
         elif not mode.compiled and (mode.traced or not _is_in_host_memory(problem)):
             found.append("the kernels read memory, and an input is no plain tensor in the host's memory")
         return found
@@ -88,11 +88,11 @@ class Native(Engine):
         if not isinstance(scores, Pairwise) or scores.phi != "mul" or problem.value is None:
             return []
         if scores.softcap is not None or problem.visible is not None or not problem.plain:
-            return []  # PyTorch's kernel cannot take it, or has more work with it
+            return []  # PyTorch's kernel cannot compute it, or is slower
         dtype = scores.query.dtype
         if dtype is not torch.float32 and has_matrix_instructions(dtype):
             return [f"PyTorch's own kernel is faster in {dtype} on this CPU where nothing is masked"]
-        # compiled code serves every size: the size that it was traced with decides nothing
+        # compiled code runs for every size, so the size at tracing must not decide
         if problem.mode.compiled:
             return []
         pairs = math.prod(problem.sizes[:4])
@@ -104,7 +104,7 @@ class Native(Engine):
 
     def forward(self, problem: Problem, rows: bool = False) -> Partial:
         problem = folded(problem)
-        # decoding sums scores in another order: the backward pass would compute weights from other digits
+        # decoding sums scores in another order, so a backward pass would compute slightly different weights
         few = not rows and _few(problem)
         found = bindings.forward(problem, rows, few)
         if found.finite:
@@ -150,7 +150,7 @@ class Native(Engine):
         return bindings.scores(folded(problem))
 
     def fuses(self, problem: Problem, summary: Summary) -> bool:
-        if problem.mode.compiled or 0 in problem.sizes.shape:  # while a program is exported there are no numbers
+        if problem.mode.compiled or 0 in problem.sizes.shape:  # torch.export has no values
             return False
         return summary.top <= FEW_LARGEST and bindings.one_pass(problem)
 
@@ -160,19 +160,19 @@ class Native(Engine):
         given = folded(problem)
         value = given.value if summary.output else None
         if summary.groups is not None and value is not None and value.dtype is torch.bfloat16:
-            # kernels may round the weights of the groups' columns
+            # kernels may round the weights that they multiply by the groups' columns to bfloat16
             alone = self.summarise(given, Summary(groups=summary.groups))
             return self.summarise(given, summary._replace(groups=None))._replace(groups=alone.groups)
         found = self._summarised(given, summary)
-        if not found.finite:  # the kernel has looked at all that it read, so no pass looks before it
+        if not found.finite:  # the kernel checks all numbers that it reads, so no pass before it is needed
             guarded = guard(given)
             if guarded is not given:
                 found = self._summarised(guarded, summary)._replace(finite=False)
         return found if summary.groups is None else parted(found, value)
 
     def _summarised(self, problem: Problem, summary: Summary) -> Found:
-        """The statistics of a problem that is guarded, or that is guarded where the kernel finds a need of it."""
-        if summary.groups is not None:  # the weight on each group is one more column of the output
+        """Compute the statistics of a problem, guarded or not; the kernel finds whether it needs a guard."""
+        if summary.groups is not None:  # compute the weight on each group as one more column of the output
             value = problem.value if summary.output else None
             problem = problem._replace(value=with_groups(value, summary.groups, problem))
             summary = summary._replace(output=True, groups=None)
@@ -194,18 +194,18 @@ class Native(Engine):
 
 
 def _unpacked(problem: Problem) -> bool:
-    """Whether a forward pass does not pack the keys: there are few queries, and no backward pass follows."""
+    """Return whether a forward pass does not pack the keys: there are few queries, and no backward pass follows."""
     return not problem.needs_grad and _few(problem)
 
 
 def _few(problem: Problem) -> bool:
-    """Whether the keys are not packed: there are few queries, and one tile holds those that share a key head."""
+    """Return whether the keys are not packed: there are few queries, and one tile holds all that share a key head."""
     sizes = problem.sizes
     return sizes.queries <= FEW_QUERIES and sizes.heads * sizes.queries <= ROWS * problem.scores.key.shape[1]
 
 
 def _pairs(problem: Problem) -> int:
-    """The number of computed pairs: tiles of queries times the panels, or the hull, of the keys that they see."""
+    """Count the computed pairs: tiles of queries times the panels, or the hull, of their allowed keys."""
     sizes = problem.sizes
     if problem.edges is None or 0 in sizes.shape:
         return math.prod(sizes.shape)
@@ -224,7 +224,7 @@ def _pairs(problem: Problem) -> int:
 
 
 def _is_in_host_memory(problem: Problem) -> bool:
-    """Whether the kernels can read the memory of all tensors; the residual of a mask is checked where it is read."""
+    """Return whether the kernels can read the memory of all tensors; a residual is checked where it is read."""
     scores, visible, bias = problem.scores, problem.visible, problem.bias
     weight = scores.weight if isinstance(scores, Pairwise) else None
     dense, relative = (None, None) if bias is None else (bias.dense, bias.relative)
@@ -233,8 +233,11 @@ def _is_in_host_memory(problem: Problem) -> bool:
 
 
 def fill_overflow(output: Tensor, problem: Problem, compute: Callable[[Problem], Any]) -> None:
-    """Where the values are finite and the output is not, the sum before its division was too large: compute these
-    numbers again, of values divided by a power of two above the ratio of this sum to the largest value."""
+    """Compute entries of the output again that overflowed although the values are finite.
+
+    There the sum before its division was too large. The values are divided by a power of two above the ratio of this
+    sum to the largest value, and the result multiplied by it.
+    """
     if problem.value is not None and finite(problem.value):
         power = 2.0 ** math.ceil(math.log2(2 * problem.sizes.keys / (1 - problem.dropout_p)))
         small = compute(problem._replace(value=problem.value.float() / power))

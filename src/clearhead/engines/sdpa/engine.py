@@ -1,4 +1,4 @@
-"""Dot products by PyTorch's own fused kernel, in the pieces on which the kernel is fastest."""
+"""Dot products by PyTorch's fused kernel, in the pieces of the mask on which the kernel is fastest."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from clearhead.scores.base import Pairwise
 
 
 class Sdpa(Engine):
-    """`torch.nn.functional.scaled_dot_product_attention`, called once for each piece of the mask that is regular.
+    """Engine by `torch.nn.functional.scaled_dot_product_attention`, called once for each regular piece of the mask.
 
-    Without a mask it is one plain call. A mask is cut into pieces first: sequences are sliced to their keys, causal
-    squares use the kernel's own flag, and a window becomes one call over overlapping views of the keys. Only the
-    other pieces get a mask tile. Grouped heads fold into the query axis where the mask allows it.
+    Without a mask it is one plain call. A mask is split into pieces: sequences are sliced to their keys, causal squares
+    use the kernel's own flag, and a window becomes one call over overlapping views of the keys. Only the other pieces
+    get a mask tile. Grouped heads fold into the query axis if the mask allows it.
 
-    Where the sum of a row's values over its keys is above the largest float32, it overflows, as PyTorch's kernel does.
+    If the sum of a row's values over its keys exceeds the largest float32, it overflows, as in PyTorch's kernel.
 
-    A NaN or infinite key that only some queries may see leaks into the others: the fused kernel multiplies its value
-    by a weight of 0. Keys that no query may see are safe. The engines `tiled` and `reference` guard both.
+    A NaN or infinite key that only some queries may attend to leaks into the others: the fused kernel multiplies its
+    value by a weight of 0. Keys that no query may attend to are safe. The engines `tiled` and `reference` guard both.
     """
 
     name = "sdpa"
@@ -74,7 +74,7 @@ class Sdpa(Engine):
         return ["a NaN or infinite key that only some queries may see leaks into the others (tiled guards it)"]
 
     def transparent(self, problem: Problem) -> bool:
-        # its pieces depend on values, which are unknown while compiling
+        # the pieces depend on values, which are unknown in compiled code
         return problem.plain or not problem.mode.compiled
 
     def forward(self, problem: Problem, rows: bool = False) -> Partial:
@@ -86,7 +86,7 @@ class Sdpa(Engine):
         if problem.plain and 0 not in problem.sizes[:4]:
             return Partial(full(query, key, value, lowered.scale))
         problem = problem._replace(scores=lowered._replace(query=query, key=key), value=value)
-        if problem.visible is not None and problem.visible.unseen == "inside":  # else the pieces leave these keys out
+        if problem.visible is not None and problem.visible.unseen == "inside":  # else the pieces skip unused keys
             problem = zero_unseen(problem)
         assert problem.value is not None
         again = problem.needs_grad and not problem.mode.transforms
@@ -112,18 +112,18 @@ class Sdpa(Engine):
 
 
 def _dispatches_values(*tensors: Tensor) -> bool:
-    """Whether one of the tensors dispatches. A fake tensor of another device stands for a tensor of that device."""
+    """Return whether a tensor has a dispatch of its own; a fake tensor of another device stands for a plain one."""
     return any(has_own_dispatch(t) and (t.is_cpu or not has_no_values(t)) for t in tensors)
 
 
 def _against_the_rest(problem: Problem) -> list[str]:
-    """The objections to a mask, a bias, sinks and dropout."""
+    """Return the objections to a mask, a bias, sinks and dropout."""
     found = []
     if problem.sinks is not None:
         found.append("the fused kernel has no sinks")
     if problem.dropout_p:
         found.append("the fused kernel draws its own dropout, which no other engine can repeat")
-    # inside a transform of torch.func a tensor's gradient outside of it is hidden
+    # inside a transform of torch.func, requires_grad of the wrapped tensor hides that of the tensor outside
     mode = problem.mode
     learnt = any(t.requires_grad or (mode.transforms and unwrap(t).requires_grad) for t in problem.added)
     if learnt and (torch.is_grad_enabled() or mode.transforms):
@@ -141,14 +141,14 @@ def _against_the_rest(problem: Problem) -> list[str]:
 
 
 def _against_mode(problem: Problem) -> list[str]:
-    """Objections to transforms and forward mode."""
+    """Return the objections to transforms and forward mode."""
     mode, found = problem.mode, []
     if mode.forward:
         found.append("PyTorch's fused kernel has no derivatives in forward mode")
     elif mode.compiled and mode.operations_only:
         found.append("torch.func and forward mode inside compiled code follow operations one by one")
     inputs = problem.query, problem.key, problem.value
-    levels = mode.transforms.count(GRAD)  # autograd may differentiate the gradient of one again, outside of it
+    levels = mode.transforms.count(GRAD)  # autograd outside of one transform may differentiate its gradient again
     if levels > 1 or (levels and any(t is not None and unwrap(t).requires_grad for t in inputs)):
         found.append("PyTorch's fused kernel has no second derivatives")
     if mode.transforms and any(t is not None and has_vmap_dimension(t) for t in (*inputs, *problem.added)):
@@ -157,8 +157,10 @@ def _against_mode(problem: Problem) -> list[str]:
 
 
 def _far_below_zero(bias: Tensor) -> bool:
-    """Whether some row's largest bias is finite and very low, as where a mask of finfo.min leaves a query no key. The
-    kernel's backward pass takes exp(score − log-sum-exp), and next to such numbers float32 rounds the log-sum-exp."""
+    """Return whether some row's largest bias is finite and very low, as in a row that a mask of finfo.min fully masks.
+
+    The kernel's backward pass takes exp(score − log-sum-exp), and beside such numbers float32 rounds the log-sum-exp.
+    """
     if not bias.shape[-1]:
         return False
     top = bias.detach().amax(-1)
@@ -170,18 +172,18 @@ def _far_below_zero(bias: Tensor) -> bool:
 def full(
     query: Tensor, key: Tensor, value: Tensor, scale: float, mask: Tensor | None = None, causal: bool = False
 ) -> Tensor:
-    """One call of the fused kernel, with inputs for which it does not fall back to the whole matrix."""
+    """Call the fused kernel once, with inputs for which it does not fall back to the whole matrix."""
     shape, (_, key_heads, _, width) = query.shape, value.shape
     if scale <= 0:  # in low precision the kernel scales masked scores: −∞ would become +∞, or NaN
-        query, scale = (-query, -scale) if scale else (query * 0, 1.0)  # this rounds nothing
-    if shape[-1] != width:  # the kernel requires one width; zeros change no score
+        query, scale = (-query, -scale) if scale else (query * 0, 1.0)  # exact, without rounding
+    if shape[-1] != width:  # the kernel requires equal widths; zeros change no score
         wide = max(query.shape[-1], width)
         query, key, value = (
             F.pad(t, (0, wide - t.shape[-1])) if t.shape[-1] < wide else t for t in (query, key, value)
         )
     groups = shape[1] // key_heads
     if groups > 1 and mask is None and not causal:
-        # every query of a group sees the same keys: the group becomes more queries, and the keys are read once
+        # without a mask a group folds into the query axis, so the kernel reads the keys once
         query = query.reshape(shape[0], key_heads, groups * shape[2], query.shape[3])
         out = fused(query, key, value, scale).reshape(*shape[:3], -1)
     else:
@@ -203,9 +205,9 @@ def _run_piece(
     if piece.kind == "band":
         return _band(query, key, value, scale, piece)
 
-    # the graph keeps no operand but those that the checkpoint saves
+    # remove the operands from the closure: only the checkpoint should hold them
     rest = without_operands(problem)._replace(bias=problem.bias)
-    # the backward pass makes the mask tiles again, of these tensors
+    # the backward pass computes the mask tiles again from these tensors
     of_mask = [] if problem.spans is None else [("the mask", tensor) for tensor in problem.spans.reads]
     reads = Versions([*of_mask, *(("the bias", tensor) for tensor in problem.added)])
 
@@ -213,20 +215,20 @@ def _run_piece(
         reads.check()
         return full(query, key, value, scale, mask=_mask_tile(rest, batch, piece, query.dtype))
 
-    if again:  # else the backward would hold every piece's mask tile
+    if again:  # without a checkpoint the graph would hold the mask tile of every piece
         draws = problem.calls_functions  # functions may draw random numbers
         return cast(Tensor, checkpoint(masked, query, key, value, use_reentrant=False, preserve_rng_state=draws))
     return masked(query, key, value)
 
 
 def _part(tensor: Tensor, dim: int, some: slice) -> Tensor:
-    """A slice along one dimension; the tensor itself where the slice covers it."""
+    """Return a slice along one dimension; the tensor itself if the slice covers it."""
     size = some.stop - some.start
     return tensor if size == tensor.shape[dim] else tensor.narrow(dim, some.start, size)
 
 
 def _mask_tile(problem: Problem, batch: slice, piece: Piece, dtype: torch.dtype) -> Tensor:
-    """The mask that the kernel takes: bool, or the bias with −∞ where a pair is not allowed."""
+    """Return the mask that the kernel takes: bool, or the bias with −∞ at masked pairs."""
     sides = (batch, slice(None), piece.queries, piece.keys)
     keep = None if problem.spans is None else problem.spans.keep(*sides, problem.sizes.keys)
     if problem.bias is None:
@@ -238,17 +240,20 @@ def _mask_tile(problem: Problem, batch: slice, piece: Piece, dtype: torch.dtype)
 
 
 def _band(query: Tensor, key: Tensor, value: Tensor, scale: float, piece: Piece) -> Tensor:
-    """A diagonal band as one call: tiles of queries, each with its overlapping view of the keys, one mask for all."""
+    """Compute a diagonal band in one call: tiles of queries with overlapping views of the keys.
+
+    All tiles share one mask.
+    """
     b, heads, rows, width = query.shape
     key_heads, tile = key.shape[1], piece.tile
-    reach = tile + piece.width - 1  # the keys that a tile of queries sees
+    reach = tile + piece.width - 1  # the number of keys of a tile of queries
     groups = heads // key_heads
     tiles = rows // tile
     index = torch.arange(reach, device=query.device) - torch.arange(tile, device=query.device)[:, None]
     mask = torch.zeros(tile, reach, dtype=query.dtype, device=query.device)
     mask = mask.masked_fill((index < 0) | (index >= piece.width), -torch.inf)
     query = query.reshape(b, key_heads, groups, tiles, tile, width)
-    # (b, hk, tiles, reach, E): views of the same memory, each tile's further on
+    # (b, hk, tiles, reach, E): overlapping views of the same memory
     keys, values = (t.unfold(2, reach, tile).transpose(-1, -2) for t in (key, value))
     outputs = [
         full(query[i, :, g], keys[i], values[i], scale, mask=mask) for i in range(b) for g in range(groups)

@@ -1,4 +1,4 @@
-"""PyTorch's fused kernel, as an operation that can be differentiated twice."""
+"""PyTorch's fused kernel as an operation that is twice differentiable."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from clearhead.problem.problem import Problem
 from clearhead.problem.visible import visible
 from clearhead.scores.base import Pairwise
 
-FLASH = 1  # of torch.nn.attention.SDPBackend
+FLASH = 1  # SDPBackend.FLASH_ATTENTION
 # With a mask, 64 keys modulo 128 and a log-sum-exp below −88.7, cuDNN's backward pass gives NaN for the query on an
 # H100 (PyTorch 2.11 to 2.13, pytorch/pytorch#196678).
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -39,12 +39,12 @@ def fused(
     causal: bool = False,
     grouped: bool = False,
 ) -> Tensor:
-    """PyTorch's own `scaled_dot_product_attention`, under whatever name; `grouped`: there are fewer key heads."""
+    """Call PyTorch's own `scaled_dot_product_attention`, whatever replaces it; `grouped`: there are fewer key heads."""
     needs_grad = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
     if needs_grad and query.is_cpu and _may_be_a_step():
         choice = fused_choice(query, key, value, mask, 0.0, causal, scale=scale, enable_gqa=grouped)
         if choice == FLASH:
-            if mask is not None and mask.dtype == torch.bool:  # the kernel adds its mask
+            if mask is not None and mask.dtype == torch.bool:  # the kernel takes an additive mask
                 mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, -torch.inf)
             found: Tensor = _Flash.apply(query, key, value, scale, mask, causal)  # type: ignore[no-untyped-call]
             return found
@@ -56,23 +56,24 @@ def fused(
 
 
 def _may_be_a_step() -> bool:
-    """Whether `_Flash` can run. It cannot run where PyTorch follows single operations. Other dispatch modes, such as
-    one that counts operations, change nothing: a checkpoint may compute again under one, and must save the
-    same tensors.
+    """Return whether `_Flash` can run: not where PyTorch traces or transforms single operations.
+
+    Other dispatch modes, such as one that counts operations, change nothing: a checkpoint may compute again under one,
+    and must save the same tensors.
     """
     mode = get_mode()
     return not (mode.compiled or mode.traced or mode.operations_only)
 
 
 class _Flash(torch.autograd.Function):
-    """The kernel that SDPA runs on a CPU. Its backward pass has no derivatives: second ones go through plain blocks."""
+    """The kernel that SDPA runs on a CPU, whose second derivatives go through blocks of plain operations."""
 
     @staticmethod
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, mask: Tensor | None, causal: bool
     ) -> Tensor:
         output, logsumexp = flash(query, key, value, 0.0, causal, attn_mask=mask, scale=scale)
-        # the smallest first: a checkpoint that runs again by another function is an error, and no wrong gradient
+        # save logsumexp first: if a checkpoint recomputes by another function, shapes differ, which is an error
         ctx.save_for_backward(logsumexp, query, key, value, output, mask)
         ctx.scale, ctx.causal = scale, causal
         return output  # type: ignore[no-any-return]
@@ -95,7 +96,7 @@ class _Flash(torch.autograd.Function):
 
 
 def _by_blocks(inputs: list[Tensor], grad: Tensor, ctx: Any, mask: Tensor | None, again: bool) -> Gradients:
-    """The gradients by autograd, through blocks of plain operations."""
+    """Compute the gradients by autograd, through blocks of plain operations."""
     query, key, value = inputs
     sizes = Sizes(query.shape[0], query.shape[1], query.shape[2], key.shape[2], query.device)
     allowed = None

@@ -1,4 +1,4 @@
-"""Spans cut into pieces that a fused kernel computes without a mask, or with one small mask for many tiles."""
+"""Spans split into pieces that a fused kernel computes without a mask, or with one small mask for many tiles."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from clearhead.problem.problem import Problem
 from clearhead.problem.regions import batch_groups
 
 TILE = 256  # queries in a tile of a band or of a masked piece
-MASK_CELLS = 2**24  # cells of mask tile, over batch and heads, that one masked piece may have
+MASK_CELLS = 2**24  # the most cells of the mask tile of one masked piece, over batch and heads
 
 Kind = Literal["full", "causal", "band", "masked"]
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some queries, the keys they see, and the kind of their mask.
+    """Some queries, their keys, and the kind of their mask.
 
-    `full`: every query sees all the keys. `causal`: a square, in which each query sees one key more than the query
-    before. `band`: each query sees `width` keys, which begin one key later than those of the query before; it is cut
-    in tiles of `tile` queries. `masked`: any other mask, which is made for this piece.
+    `full`: every query attends to all the keys. `causal`: a square, in which each query attends to one key more than
+    the query before. `band`: each query attends to `width` keys, which begin one key later than for the query before;
+    it is split into tiles of `tile` queries. `masked`: any other mask, which is computed for this piece.
     """
 
     queries: slice
@@ -38,7 +38,7 @@ class Piece:
 
     @property
     def area(self) -> int:
-        """The number of computed pairs; for a causal square it is half of the square."""
+        """The number of computed pairs; half of the square for a causal piece."""
         rows, columns = self.shape
         if self.kind == "causal":
             return rows * (rows + 1) // 2
@@ -52,7 +52,7 @@ class Piece:
 
 
 def pieces(problem: Problem) -> Iterator[tuple[slice, list[Piece]]]:
-    """For each group of sequences with the same spans, its pieces, in the order of the queries."""
+    """Yield each group of sequences with equal spans, and its pieces in the order of the queries."""
     sizes, spans = problem.sizes, problem.spans
     if not sizes.batch or not sizes.heads or not sizes.queries:
         return
@@ -73,11 +73,11 @@ def pieces(problem: Problem) -> Iterator[tuple[slice, list[Piece]]]:
 
 
 def _regular(start: np.ndarray, stop: np.ndarray, queries: int) -> list[Piece] | None:
-    """Runs of queries whose spans move in one way; None where there would be too many runs."""
+    """Return runs of queries whose spans move in one way; None if there would be too many runs."""
     if start.shape[0] == 1:
         return [Piece(slice(0, queries), slice(int(start[0]), int(stop[0])), "full")]
     starts, stops = start[1:] - start[:-1], stop[1:] - stop[:-1]
-    # 0: neither edge moves, 1: the stop moves on by one, 2: the start does, 3: both do; -1: any other change
+    # 0: neither edge moves, 1: the stop moves by one, 2: the start moves by one, 3: both move; -1: any other change
     moves = np.where((starts | stops) & ~1, -1, 2 * starts + stops)
     change = np.flatnonzero(moves[1:] != moves[:-1]) + 1
     if len(change) > max(16, queries // 64):
@@ -96,7 +96,7 @@ def _regular(start: np.ndarray, stop: np.ndarray, queries: int) -> list[Piece] |
 
 
 def _run(queries: slice, start: np.ndarray, stop: np.ndarray) -> Iterator[Piece]:
-    """The pieces of one run."""
+    """Yield the pieces of one run."""
     low, high = int(start[0]), int(stop[-1])
     width = int(stop[0]) - low
     if start[-1] == low and stop[0] == high:
@@ -119,7 +119,7 @@ def _run(queries: slice, start: np.ndarray, stop: np.ndarray) -> Iterator[Piece]
 
 
 def _masked(low: np.ndarray, high: np.ndarray, queries: int, batch_heads: int) -> Iterator[Piece]:
-    """Tiles of queries with the hull of their keys. Each tile has its own mask."""
+    """Yield tiles of queries with the hull of their keys; each tile needs a mask."""
     fixed = low.shape[0] == 1
     widest = int(high.max()) - int(low.min())
     step = max(1, MASK_CELLS // max(1, widest * batch_heads))
