@@ -198,9 +198,9 @@ SINKS, LEARNT = torch.zeros(4), torch.ones((), requires_grad=True)
     [
         ({"score": ch.Additive(24, 24, 8)}, "no dot product"),
         ({"score": lambda query, key: query @ key.mT}, "tile"),
-        ({"dropout_p": 0.5}, "no weights to drop"),
-        ({"bias": ch.BiasFunction(lambda b, h, i, j: LEARNT * (i - j))}, "reads a tensor which needs a gradient"),
-        ({"bias": ch.BiasFunction(lambda b, h, i, j: (j - j.max()) / 2)}, "may hold what needs a gradient"),
+        ({"dropout_p": 0.5}, "has no dropout"),
+        ({"bias": ch.BiasFunction(lambda b, h, i, j: LEARNT * (i - j))}, "reads a tensor which requires grad"),
+        ({"bias": ch.BiasFunction(lambda b, h, i, j: (j - j.max()) / 2)}, "may read a tensor which requires grad"),
     ],
     ids=["additive", "tile", "dropout", "a function that learns", "a function of many pairs"],
 )
@@ -278,9 +278,9 @@ def test_rules_that_are_made_in_full(as_written):
         got, want = (ch.attention(*inputs(), mask=of_rows, engine=engine) for engine in ("flex", "tiled"))
         torch.testing.assert_close(got, want, rtol=1e-5, atol=2e-6)
         rows = "\n".join(ch.plan(*inputs(), mask=of_rows, engine="flex").notes)
-    assert "a part of the mask is made in full, 43,500 bytes: it computes aten.bucketize" in notes
-    assert "the bias is made in full, up to 1,392,000 bytes: it computes aten.take" in notes
-    assert "a part of the mask is made in full, 43,500 bytes: it is known in parts alone" in rows
+    assert "a part of the mask is computed in full, 43,500 bytes: it computes aten.bucketize" in notes
+    assert "the bias is computed in full, up to 1,392,000 bytes: it computes aten.take" in notes
+    assert "a part of the mask is computed in full, 43,500 bytes: it is known only in parts" in rows
 
 
 @pytest.mark.parametrize("mask", masks(), ids=lambda mask: mask.__name__)

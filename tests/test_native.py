@@ -268,7 +268,7 @@ print(ch.plan(x, x, x).engine, ch.plan(x, x, x, score=ch.Gaussian()).engine, ch.
 ch.attention(x, x, x, mask=ch.Causal()), ch.weights(x, x).entropy()
 """
     done = run(code)
-    assert done.out.startswith("sdpa tiled its compiled part is missing: install"), done.out + done.errors
+    assert done.out.startswith("sdpa tiled its kernels are missing: install"), done.out + done.errors
 
 
 def test_importing_clearhead_loads_no_kernel():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-FUNC = {"native": "transforms look into PyTorch's own operations only", "sdpa": "PyTorch's fused kernel lacks the rule"}
+FUNC = {"native": "transforms follow only PyTorch's own operations", "sdpa": "PyTorch's fused kernel lacks the rule"}
 DROPOUT = "dropout would be the same for all that vmap joins"
 FAKE = "the values of masks, biases and seeds cannot be read"
 HIDDEN = "a kernel needs the memory itself"

@@ -369,7 +369,7 @@ def test_ranges_hold_what_is_seen(mask):
 def test_objections_are_in_words():
     query = torch.zeros(1, 1, 5, 4)
     cases = {
-        "not made of intervals": {"mask": ch.DenseMask(~torch.eye(5).bool())},
+        "does not consist of intervals": {"mask": ch.DenseMask(~torch.eye(5).bool())},
         "only tile()": {"score": lambda q, k: q @ k.mT},
         "it computes in float32": {"dtype": torch.float64},
         "values are 300 wide": {"value": torch.zeros(1, 1, 5, 300)},

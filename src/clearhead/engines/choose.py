@@ -44,7 +44,7 @@ def choose(problem: Problem, engine: str | Engine | None, rows: bool = False) ->
         return found if ours(found) else Own(found)
     named = {candidate.name: candidate for candidate in ENGINES}
     if not isinstance(engine, str) or engine not in named:
-        raise UnsupportedError(f"engine is {brief(engine)}; the engines are {', '.join(map(repr, named))}.")
+        raise UnsupportedError(f"engine is {brief(engine)}; expected one of {', '.join(map(repr, named))}.")
     return _willing(named[engine], problem)
 
 
@@ -64,6 +64,6 @@ def _willing(engine: Engine, problem: Problem) -> Engine:
 
 def reasons(problem: Problem, chosen: Engine, asked: bool) -> dict[str, list[str]]:
     """Return why each engine other than the chosen one does not run."""
-    able = [f"could run it; {chosen.name} {'was asked for' if asked else 'comes first'}"]
+    able = [f"eligible; {'the call names' if asked else 'lower priority than'} {chosen.name}"]
     others = (engine for engine in ENGINES if engine.name != chosen.name)
     return {other.name: [*other.objections(problem), *other.reservations(problem)] or able for other in others}

@@ -141,7 +141,7 @@ def _refuse_what_is_not_seen(problem: Problem, engine: Engine) -> None:
     """
     why = None
     if problem.mode.forward or GRAD in problem.mode.transforms:
-        why = "torch.func and forward mode do not use its backward pass"
+        why = "torch.func and forward mode bypass its backward pass"
     elif problem.lowered is None or problem.by_function:
         why = "its backward pass gives no gradient to parameters of a score by tile(), or of a bias by a function"
     if why is not None:
@@ -157,7 +157,7 @@ def _operation(
     """Compute output, maximum and log_sum by one operation, the last two if they are needed."""
     if isinstance(asked, Engine):
         raise UnsupportedError(
-            f"the engine {chosen.name!r} is an object with a backward pass; compiled code calls such engines by name.\n"
+            f"the engine {chosen.name!r} is an object with a backward pass, which compiled code calls by name alone. "
             "Call attention() outside of the compiled function, or leave engine=None."
         )
     tensors, numbers = packed(problem)

@@ -56,7 +56,7 @@ class Own(Engine):
         self._check(found, Operands, shapes, problem, "backward")
         missing = [n for n, g, want in zip(Operands._fields, found, wanted, strict=True) if want and g is None]
         if missing and missing != ["sinks"]:
-            raise ClearheadError(f"{self._who('backward')} gave no gradient of {missing[0]}, which the call needs.")
+            raise ClearheadError(f"{self._who('backward')} gave no gradient of {missing[0]}, which is wanted.")
         return found
 
     def scores(self, problem: Problem) -> Tensor:

@@ -35,7 +35,7 @@ class Reference(Engine):
     def reservations(self, problem: Problem) -> list[str]:
         if math.prod(problem.sizes.shape) <= PAIRS:
             return []
-        return [f"makes every pair at once, more than {PAIRS:,}: only when asked for"]
+        return [f"it computes every pair at once, more than {PAIRS:,}: only if engine= names it"]
 
     def forward(self, problem: Problem, rows: bool = False) -> Partial:
         problem = guard(problem)

@@ -36,10 +36,10 @@ def plan(*inputs: Any, **options: Any) -> Plan:
     plan: query (1, 8, 4096, 64), key (1, 8, 4096, 64), value (1, 8, 4096, 64)
       engine        native
       not flex      on a CPU other engines are faster
-      not sdpa      could run it; native comes first
-      not triton    the inputs are on cpu: it is made for cuda
-      not tiled     could run it; native comes first
-      not reference makes every pair at once, more than 4,194,304: only when asked for
+      not sdpa      eligible; lower priority than native
+      not triton    the inputs are on cpu: its kernels are for cuda
+      not tiled     eligible; lower priority than native
+      not reference it computes every pair at once, more than 4,194,304: only if engine= names it
       operations    2.46e+09
       extra memory  8.0... MiB, forward alone
       skipped       92.8% of 134,217,728 pairs

@@ -77,7 +77,7 @@ def residual_rule(spans: Spans, sizes: Sizes, mode: Mode) -> Traced | str | None
         return None
     found = by_pair(spans.residual)
     if found is None or mode.compiled or mode.traced:
-        return "it is known in parts alone"
+        return "it is known only in parts"
     return rules.traced(found, sizes.device, floating=False)
 
 

@@ -65,26 +65,26 @@ class Flex(Engine):
         if problem.query.dtype is torch.float64:
             found.append("FlexAttention has no float64")
         if problem.dropout_p:
-            found.append("FlexAttention gives the kernel no weights to drop")
+            found.append("FlexAttention has no dropout")
         rule = _bias_rule(problem)
         if isinstance(rule, str) and torch.is_grad_enabled():
-            found.append(f"the bias is a function that may hold what needs a gradient: {rule}")
+            found.append(f"the bias is a function that may read a tensor which requires grad: {rule}")
         elif isinstance(rule, Traced) and rule.needs_grad:
-            found.append("the bias is a function that reads a tensor which needs a gradient")
+            found.append("the bias is a function that reads a tensor which requires grad")
         change = _change_rule(problem)
         if isinstance(change, str):
-            found.append(f"the scores are changed by a function for which the kernel has no form: {change}")
+            found.append(f"a function changes the scores, and the kernel has no form of it: {change}")
         elif change is not None and change.needs_grad:
-            found.append("the scores are changed by a function that reads a tensor which needs a gradient")
+            found.append("a function changes the scores, and reads a tensor which requires grad")
         if device.type == "cpu" and problem.needs_grad and kernel.BACKEND == "inductor":
             found.append("FlexAttention has no gradients on a CPU")
         if any(map(has_own_dispatch, (lowered.query, lowered.key, problem.value))) and not _shapes_alone(problem):
             found.append("an input is a tensor subclass with operations of its own, which may have no such kernel")
         if functions_hidden():
-            found.append("function modes are hidden here, as where an edit computes a part again, and it needs one")
+            found.append("function modes are disabled here, as where an edit computes a part again, and it needs one")
         mode = problem.mode
         if mode.operations_only:
-            found.append("torch.func and forward mode look into PyTorch's own operations only")
+            found.append("torch.func and forward mode follow only PyTorch's own operations")
         elif mode.recorded if _shapes_alone(problem) else mode.traced:
             found.append("a trace records PyTorch's own operations, and this one is compiled")
         elif kernel.for_a_gpu(device) and not (found or mode.compiled or _shapes_alone(problem)):
@@ -109,18 +109,18 @@ class Flex(Engine):
         if problem.sizes.device.type == "cpu":
             return ["on a CPU other engines are faster"]
         size = _in_full(problem)
-        return [f"a part of the mask would be made in full, {size:,} bytes"] if size > MASK_BYTES else []
+        return [f"a part of the mask would be computed in full, {size:,} bytes"] if size > MASK_BYTES else []
 
     def notes(self, problem: Problem) -> list[str]:
         found = [
-            "a NaN or infinite key that only some queries may see leaks into the others (tiled guards it)",
+            "a NaN or infinite key of some queries leaks into queries for which it is masked (tiled guards it)",
             "PyTorch compiles FlexAttention once for each kind of call, which takes seconds",
         ]
         if size := _in_full(problem):
-            found.append(f"a part of the mask is made in full, {size:,} bytes: {_mask_rule(problem)}")
+            found.append(f"a part of the mask is computed in full, {size:,} bytes: {_mask_rule(problem)}")
         if isinstance(rule := _bias_rule(problem), str):
             size = 4 * math.prod(problem.sizes.shape)
-            found.append(f"the bias is made in full, up to {size:,} bytes: {rule}")
+            found.append(f"the bias is computed in full, up to {size:,} bytes: {rule}")
         return found
 
     def transparent(self, problem: Problem) -> bool:
@@ -182,9 +182,9 @@ def _change_rule(problem: Problem) -> Traced | str | None:
     if not isinstance(scores, ByTile) or scores.score.changed_by is None:
         return None
     if problem.mode.compiled or problem.mode.traced:
-        return "it is known in parts alone"
+        return "it is known only in parts"
     if scores.places is not None and any(place.start or place.step != 1 for place in scores.places):
-        return "the kernel counts from 0, and this is a part that begins later"
+        return "the kernel counts from 0, and this part begins later"
     return rules.traced_change(scores, problem.sizes.device)
 
 
@@ -207,7 +207,7 @@ def _bias_rule(problem: Problem) -> Traced | str | None:
         return None
     found = by_pair(problem.bias.function)
     if found is None or problem.mode.compiled or problem.mode.traced:
-        return "it is known in parts alone"
+        return "it is known only in parts"
     return rules.traced(found, problem.sizes.device, floating=True)
 
 

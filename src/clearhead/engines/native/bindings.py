@@ -73,8 +73,8 @@ def warn_without_kernels() -> None:
     """Warn, once in a process, if this installation should have kernels and has none; Windows wheels have none."""
     if sys.platform != "win32" and importlib.util.find_spec(MODULE) is None:
         warnings.warn(
-            "clearhead was installed without its kernels: its build found no C++ compiler with OpenMP. PyTorch's "
-            "kernels and operations run in place of the engine 'native'.\nFor the kernels install g++ or clang++, then "
+            "clearhead was installed without its kernels: pip found no C++ compiler with OpenMP. PyTorch's kernels "
+            "and operations run in place of the engine 'native'.\nFor the kernels install g++ or clang++, then "
             "the sources again: pip install --force-reinstall --no-deps --no-cache-dir .\n"
             "To silence this: warnings.filterwarnings('ignore', message='clearhead was installed without').",
             RuntimeWarning,

@@ -61,26 +61,26 @@ class Native(Engine):
 
     def objections(self, problem: Problem) -> list[str]:
         if not bindings.available():
-            return ["its compiled part is missing: install clearhead from a wheel, or from source with a C++ compiler"]
+            return ["its kernels are missing: install clearhead from a wheel, or from source with a C++ compiler"]
         found = []
         query = problem.scores.query
         dtype = query.dtype
         if not query.is_cpu:
             found.append(f"the inputs are on {problem.sizes.device}")
         if not isinstance(problem.scores, Pairwise):
-            found.append(f"{problem.tile_alone}: the kernels know scores in normal form (extend.Pairwise)")
+            found.append(f"{problem.tile_alone}: the kernels take scores in normal form (extend.Pairwise)")
         if problem.bias is not None and problem.bias.function is not None:
-            found.append("the bias is a function: the kernels know numbers for each pair and for each distance")
+            found.append("the bias is a function: the kernels take numbers for each pair or each distance")
         if dtype not in bindings.READ:
             found.append(f"it computes in float32, and the inputs are {dtype}")
         if problem.seed is not None and problem.origin is not None and _begins_later(problem.origin):
-            found.append("its dropout counts keys, heads and sequences from 0, and this is a part that begins later")
+            found.append("its dropout counts keys, heads and sequences from 0, and this part begins later")
         mode = problem.mode
         if mode.operations_only:
-            found.append("torch.func and forward mode look into PyTorch's own operations only")
+            found.append("torch.func and forward mode follow only PyTorch's own operations")
         # in compiled code the custom operator checks its inputs
         elif not mode.compiled and (mode.traced or not _is_in_host_memory(problem)):
-            found.append("the kernels read memory, and an input is no plain tensor in the host's memory")
+            found.append("the kernels read memory, and an input is not a plain tensor in the host's memory")
         return found
 
     def reservations(self, problem: Problem) -> list[str]:
@@ -100,7 +100,7 @@ class Native(Engine):
             few = pairs < FEW_IN_LOW
         else:
             few = pairs < FEW_UNPACKED or (pairs < FEW_PAIRS and not _unpacked(problem))
-        return ["PyTorch's own kernel is called faster, and this is little work"] if few else []
+        return ["PyTorch's own kernel has less overhead, and there are few pairs"] if few else []
 
     def forward(self, problem: Problem, rows: bool = False) -> Partial:
         problem = folded(problem)

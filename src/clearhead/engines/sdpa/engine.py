@@ -71,7 +71,7 @@ class Sdpa(Engine):
     def notes(self, problem: Problem) -> list[str]:
         if problem.plain:
             return ["a NaN in a query or key may give 0, as PyTorch's kernel does (tiled gives NaN)"]
-        return ["a NaN or infinite key that only some queries may see leaks into the others (tiled guards it)"]
+        return ["a NaN or infinite key of some queries leaks into queries for which it is masked (tiled guards it)"]
 
     def transparent(self, problem: Problem) -> bool:
         # the pieces depend on values, which are unknown in compiled code
@@ -127,13 +127,13 @@ def _against_the_rest(problem: Problem) -> list[str]:
     mode = problem.mode
     learnt = any(t.requires_grad or (mode.transforms and unwrap(t).requires_grad) for t in problem.added)
     if learnt and (torch.is_grad_enabled() or mode.transforms):
-        found.append("the bias needs a gradient, for which SDPA would make the whole matrix")
+        found.append("the bias requires grad, for which SDPA would compute the whole matrix")
     if problem.bias is not None and problem.needs_grad and any(_far_below_zero(t) for t in problem.added):
-        found.append("a query's bias is below −100,000 for every key, where SDPA's backward loses its digits")
+        found.append("a query's bias is below −100,000 for every key, for which SDPA's backward loses digits")
     if problem.spans is not None and problem.edges is None and not mode.compiled:
-        found.append("the mask's values are hidden, and its pieces are chosen by them")
+        found.append("the mask's values cannot be read, and they determine its pieces")
     if problem.by_function and torch.is_grad_enabled():
-        found.append("the bias is a function, which may hold what needs a gradient")
+        found.append("the bias is a function, which may read a tensor that requires grad")
     other = problem.by_function or any(t.dtype != problem.query.dtype for t in problem.added)
     if other and problem.query.element_size() < 4:
         found.append(f"it would round the bias to {problem.query.dtype}")

@@ -44,11 +44,11 @@ class Tiled(Engine):
         if problem.lowered is not None and not problem.by_function:
             return []
         alone = isinstance(problem.scores, ByTile) and problem.scores.score.changed_by is None
-        why = "the score has tile() alone" if alone else "functions of positions take part in the scores"
-        more = ". A score that is a sum over dimensions gets fused kernels, with gradients of their own, by lower()"
+        why = "the score has only tile()" if alone else "functions of positions compute a part of the scores"
+        more = ". A score that is a sum over dimensions gets fused kernels and their gradients if it has lower()"
         return [
-            f"{why}, so autograd computes the gradients of the scores, block by block, and scores once more in "
-            f"the backward pass. Memory is counted as if {regions.width(problem)} numbers a pair were made on the way"
+            f"{why}, so autograd computes the gradients of the scores, block by block, and the scores once more in "
+            f"the backward pass. The memory is an estimate with {regions.width(problem)} intermediate numbers a pair"
             + more
             * alone
         ]

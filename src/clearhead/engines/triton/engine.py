@@ -66,34 +66,34 @@ class Triton(Engine):
     def objections(self, problem: Problem) -> list[str]:
         sizes, found = problem.sizes, []
         if sizes.device.type != "cuda" and not (sizes.device.type == "cpu" and has_triton() and interpreted()):
-            return [f"the inputs are on {sizes.device}: it is made for cuda"]
+            return [f"the inputs are on {sizes.device}: its kernels are for cuda"]
         if not has_triton():
             return ["Triton is missing: pip install 'clearhead[cuda]', on Linux"]
         lowered, value, dtype = problem.lowered, problem.value, problem.query.dtype
         if lowered is None:
-            found.append(f"{problem.tile_alone}: the kernels know scores in normal form (extend.Pairwise)")
+            found.append(f"{problem.tile_alone}: the kernels take scores in normal form (extend.Pairwise)")
         elif lowered.phi == "mul" and lowered.query.shape[-1] > blocks.WIDEST:
             found.append(f"queries are {lowered.query.shape[-1]} wide: a dot product has up to {blocks.WIDEST}")
         if value is not None and not 0 < value.shape[-1] <= blocks.WIDEST:
             found.append(f"values are {value.shape[-1]} wide: it takes 1 to {blocks.WIDEST}")
         if problem.by_function:
-            found.append("the bias is a function: the kernels know numbers for each pair and for each distance")
+            found.append("the bias is a function: the kernels take numbers for each pair or each distance")
         if problem.spans is not None and problem.spans.residual is not None:
-            found.append("the mask is not made of intervals alone: the kernels know up to four for each query")
+            found.append("the mask does not consist of intervals: the kernels take up to four for each query")
         if dtype not in DTYPES:
             found.append(f"it computes in float32, and the inputs are {dtype}")
         if problem.origin is not None and problem.seed is not None and any(s.step != 1 for s in problem.origin):
-            found.append("its dropout counts one by one, and this is a part that leaves some out")
+            found.append("its dropout counts one by one, and this part leaves some out")
         if 0 in sizes.shape or (lowered is not None and not lowered.query.shape[-1]):
             found.append("there is nothing to compute")
         mode = problem.mode
         if mode.operations_only:
-            found.append("torch.func and forward mode look into PyTorch's own operations only")
+            found.append("torch.func and forward mode follow only PyTorch's own operations")
         elif has_no_values(problem.query):
             if mode.recorded:
-                found.append("a trace records PyTorch's own operations, and the kernels are none")
+                found.append("a trace records PyTorch's own operations, and the kernels are not among them")
         elif mode.traced or not (mode.compiled or all(map(_dense, operands(problem)))):
-            found.append("the kernels read memory, and an input is no plain tensor on the device")
+            found.append("the kernels read memory, and an input is not a plain tensor on the device")
         elif not found and sizes.device.type == "cuda" and not mode.compiled:
             found += _proved(self, problem)
         return found
