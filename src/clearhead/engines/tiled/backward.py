@@ -1,12 +1,12 @@
-"""The gradients of one block, written out. The backward pass adds them up, block by block.
+"""The gradients of one block, written out; the backward pass adds them up, block by block.
 
-With S the finished scores, P = exp(S − maximum − log_sum) the weights, D the dropout's factors, A = P ∘ D and O = A·V,
-and a dot for the gradient of the loss (Dao et al. 2022, "FlashAttention", appendix B):
+With S the scores, bias and mask included, P = exp(S − maximum − log_sum) the weights, D the factors of dropout, A = P ∘
+D and O = A·V, and a dot for the gradient of the loss (Dao et al. 2022, "FlashAttention", appendix B):
 
     V̇ = Aᵀ·Ȯ        Ṗ = (Ȯ·Vᵀ) ∘ D        δ_i = Σ_j P_ij Ṗ_ij = Ȯ_i·O_i        Ṡ = P ∘ (Ṗ − δ)
 
-The bias is added last, so its gradient is Ṡ. The softcap's derivative is 1 − (t/c)², where t is the capped score. Its
-argument is scale · Σ_d w_d φ(q_id, k_jd); the derivatives of φ are those of its table, `scores/pair_functions.py`.
+The bias is added last, so its gradient is Ṡ. The derivative of the softcap is 1 − (t/c)², where t is the capped score.
+Its argument is scale · Σ_d w_d φ(q_id, k_jd); the derivatives of φ are in the table of `scores/pair_functions.py`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ from clearhead.scores.pair_functions import PHIS
 
 
 def gradients(problem: Problem, rows: Rows, grad: Tensor | None, wanted: tuple[bool, ...], sent: Sent) -> Operands:
-    """The gradients of a guarded problem's operands, without the sinks. `grad` is the gradient of the output."""
+    """Compute the gradients of a guarded problem's operands, without the sinks.
+
+    `grad` is the gradient of the output.
+    """
     sums = Operands(*map(tiles.new_sum, operands(problem), wanted))
     with torch.no_grad():
         for seen in find_seen(problem, regions.walk(problem, regions.BUDGET)):
@@ -43,7 +46,7 @@ def gradients(problem: Problem, rows: Rows, grad: Tensor | None, wanted: tuple[b
 
 
 def find_seen(problem: Problem, every: Iterable[Region]) -> Iterator[Region]:
-    """The parts of these regions whose keys some query sees."""
+    """Yield the parts of these regions in which some query has an allowed key."""
     parts = (part for region in every for part in regions.parts_seen(problem, region))
     return (part for part in parts if part.keys.stop > part.keys.start)
 
@@ -79,15 +82,17 @@ def slope_of(
     groups: int,
     sent: Sent,
 ) -> Tensor:
-    """The gradient Ṡ of the finished scores of a part. The gradient of its values is added to `to_value`, (B, Hk, Lk,
-    Ev), where it is wanted."""
+    """Compute the gradient Ṡ of the finished scores of a part.
+
+    The gradient of its values is added to `to_value`, (B, Hk, Lk, Ev), unless it is None.
+    """
     dtype = scores.dtype
     maximum, log_sum, delta = (row.to(dtype).unsqueeze(-1) for row in rows)
     logs = (scores - maximum).sub_(log_sum)
     weights = logs.exp()  # P
-    upstream = tiles.to_weights(grad, problem.value, weights)  # Ṗ, once multiplied by dropout's factors
+    upstream = tiles.to_weights(grad, problem.value, weights)  # Ṗ, before the factors of dropout
     empty = tiles.may_be_empty(problem)
-    if empty and may_be_nan(maximum + log_sum):  # −∞ gives 0 by itself but in a row of NaN
+    if empty and may_be_nan(maximum + log_sum):  # exp(−∞) is 0 anyway, except in a row of NaN
         weights.masked_fill_(scores == -torch.inf, 0.0)
     add_sent(upstream, sent, region, logs)
     kept = weights
@@ -97,7 +102,7 @@ def slope_of(
     if to_value is not None and grad is not None:
         of_keys(to_value, groups, region).add_(_to_keys(kept, grad.to(dtype), problem.key.shape[1]))
     slope = upstream.sub_(delta).mul_(weights)  # Ṡ
-    # where a weight is 0 it would be 0 · NaN, or 0 · ∞ where a value that other queries may see is huge
+    # a weight of 0 times NaN, or times ∞ from a huge value of other queries, would be NaN
     if empty and may_be_nan(slope.sum()):
         slope.masked_fill_(weights == 0, 0.0)
     if sent.best is not None and sent.best_key is not None:
@@ -106,9 +111,9 @@ def slope_of(
 
 
 def add_sent(upstream: Tensor, sent: Sent, region: Region, logs: Tensor | None = None) -> None:
-    """Add the gradients of statistics to the weights of a region. `logs`: the logarithms of these weights."""
+    """Add the gradients of statistics to the weights of a region; `logs` are the logarithms of these weights."""
     at, start = region.sides[:3], region.keys.start
-    if sent.log_weight is not None and logs is not None:  # a weight of 0 has no logarithm: its product is not read
+    if sent.log_weight is not None and logs is not None:  # −∞ for a weight of 0, whose product is not read
         upstream.add_(logs.mul_(sent.log_weight[at].unsqueeze(-1)))
     places = torch.arange(start, region.keys.stop, device=upstream.device)
     if sent.distance is not None and sent.position is not None:
@@ -128,19 +133,19 @@ def add_sent(upstream: Tensor, sent: Sent, region: Region, logs: Tensor | None =
 
 
 def part_of_rows(tensor: Tensor, region: Region) -> Tensor:
-    """A region's part of a (B or 1, H or 1, Lq) tensor."""
+    """Return a region's part of a (B or 1, H or 1, Lq) tensor."""
     return part(tensor, region.batch, region.heads, region.queries)
 
 
 def _add_at(tile: Tensor, keys: Tensor, numbers: Tensor, region: Region) -> None:
-    """Add numbers (b, h, q, n) to a tile at some keys of each row, where these are in the region."""
+    """Add numbers (b, h, q, n) to a tile at some keys of each row, if the region holds these keys."""
     places = keys - region.keys.start
     inside = (places >= 0) & (places < tile.shape[-1])
     tile.scatter_add_(-1, places.masked_fill(~inside, 0), numbers.to(tile.dtype).masked_fill(~inside, 0.0))
 
 
 def _to_keys(tile: Tensor, rows: Tensor, key_heads: int) -> Tensor:
-    """tileᵀ · rows, (b, hk, k, d), summed over the query heads that share a key head."""
+    """Compute tileᵀ · rows, (b, hk, k, d), summed over the query heads that share a key head."""
     b, h, q, k = tile.shape
     shape = (b, key_heads, h // key_heads * q)
     return tile.reshape(*shape, k).transpose(-1, -2) @ rows.reshape(*shape, rows.shape[-1])
@@ -149,7 +154,7 @@ def _to_keys(tile: Tensor, rows: Tensor, key_heads: int) -> Tensor:
 def add_along(sums: Tensor, slope: Tensor, region: Region, sizes: Sizes) -> None:
     """Sum a tile along its diagonals, to one number for each distance."""
     rows, columns = slope.shape[-2:]
-    # each row moves one place further right than the row below it, so that distances stand in columns
+    # shift each row one place further right than the row below it, so that equal distances share a column
     skewed = torch.nn.functional.pad(slope.flip(-2), (0, rows)).flatten(-2)[..., : rows * (rows + columns - 1)]
     along = unflatten(skewed, -1, rows, rows + columns - 1).sum(-2)
     first = sizes.queries - region.queries.stop + region.keys.start
@@ -160,7 +165,7 @@ def add_along(sums: Tensor, slope: Tensor, region: Region, sizes: Sizes) -> None
 def _add_pairs(
     lowered: Pairwise, region: Region, sums: Operands, slope: Tensor, query: Tensor, key: Tensor, groups: int
 ) -> None:
-    """Add the gradients of scale · Σ_d w_d φ(q_id, k_jd), given its own gradient `slope`, (b, h, q, k)."""
+    """Add the gradients of scale · Σ_d w_d φ(q_id, k_jd), from its own gradient `slope`, (b, h, q, k)."""
     weight = None if lowered.weight is None else lowered.weight.to(query.dtype)
     to_key = to_weight = None
     if lowered.phi == "mul":

@@ -1,5 +1,7 @@
-"""A problem block by block, without a graph or with one of checkpoints: each block is computed again in the backward
-pass, so one block's scores exist at a time."""
+"""A problem block by block, without a graph or with a checkpoint for each block.
+
+The backward pass computes each block again, so only one block's scores exist at a time.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +28,20 @@ Result = TypeVar("Result")
 
 
 def followed(problem: Problem, every: list[Region], again: bool) -> Tensor:
-    """The output of a guarded problem in operations that autograd follows. `again`: it computes each block once more in
-    the backward pass."""
+    """Compute the output of a guarded problem in operations that autograd differentiates.
+
+    `again`: whether the backward pass computes each block once more.
+    """
     run = checkpointed(problem, every, lambda part, _: tiles.partial(part)) if again else None
     return regions.assemble([_whole(problem, region, run).output for region in every], every)
 
 
 def in_blocks(problem: Problem, every: list[Region]) -> Partial:
-    """The output and the rows of a guarded problem, without autograd. With a checkpoint for each block, the output and
-    the graph of a block would lie between the scores of two blocks, and fragment the memory."""
+    """Compute the output and the rows of a guarded problem, without autograd.
+
+    With a checkpoint for each block, the output and the graph of a block would lie between the scores of two blocks,
+    and fragment the memory.
+    """
     assert problem.value is not None
     lead, width = problem.query.shape[:3], problem.value.shape[-1]
     new = problem.query.new_zeros
@@ -49,7 +56,7 @@ def in_blocks(problem: Problem, every: list[Region]) -> Partial:
 
 
 def _whole(problem: Problem, region: Region, run: Callable[[Region], Partial] | None = None) -> Partial:
-    """The parts of the keys of some rows, merged, with the sinks. `run`: what computes a part in a graph."""
+    """Merge the parts of the keys of some rows, and add the sinks; `run` computes a part in a graph."""
     seen = regions.parts_seen(problem, region)
     parts = [tiles.partial(cut(problem, part)) if run is None else run(part) for part in seen]
     found = functools.reduce(Partial.merge, parts)
@@ -60,10 +67,10 @@ def _whole(problem: Problem, region: Region, run: Callable[[Region], Partial] | 
 def checkpointed(
     problem: Problem, every: Sequence[Region], compute: Callable[[Problem, Region], Result]
 ) -> Callable[[Region], Result]:
-    """Give `compute(part, region)` under a checkpoint for parts of `every`. It can be differentiated twice or more."""
-    problem = problem._replace(mode=CURRENT)  # each run of a part has its own
+    """Return a function that runs `compute(part, region)` under a checkpoint; it is differentiable more than once."""
+    problem = problem._replace(mode=CURRENT)  # each run of a part reads the mode again
     rest, reads, given = without_operands(problem), problem.reads(), operands(problem)
-    # the same shapes without memory, from which mask, bias and dropout of a part are cut
+    # tensors of the same shapes without memory, from which mask, bias and dropout of a part are cut
     shapes = with_operands(problem, [None if t is None else t.new_empty(()).expand(t.shape) for t in given])
     groups = _split(given, every, problem.groups)
 
@@ -71,11 +78,11 @@ def checkpointed(
         nonlocal reads
         reads.check()
         in_memory_still(tensors)
-        try:  # a checkpoint stops its second run once it has all that it needs
+        try:  # a checkpoint stops its second run by an exception, once it has all tensors
             group = cut(shapes._refresh_mode(), Region(region.batch, region.heads))
             return compute(cut(with_operands(group, tensors), region._replace(batch=EVERY, heads=EVERY)), region)
         finally:
-            before, reads = reads, rest.reads()  # a score may write to its own running statistics: that is no error
+            before, reads = reads, rest.reads()  # a score may update its own running statistics without an error
             if before.has_replaced_tensor(reads):
                 raise make_replaced_error()
 
@@ -88,18 +95,20 @@ def checkpointed(
 
 
 def make_replaced_error() -> UnsupportedError:
-    """The error where the backward pass reads other parameters than the forward pass."""
+    """Make the error for a backward pass that reads other parameters than the forward pass."""
     return UnsupportedError(
         "the score or the bias of attention() reads other parameters in the backward pass than in the forward pass, "
-        "as after torch.func.functional_call: gradients would be wrong.\n"
+        "as after torch.func.functional_call, so gradients would be wrong.\n"
         "Take gradients by torch.func.grad, or pass engine='reference'."
     )
 
 
 def _split(given: Operands, every: Sequence[Region], groups: int) -> dict[tuple[int, int], Operands]:
-    """The operands of the sequences and heads that blocks have in common, by the first sequence and the first head.
-    They are split once: the gradient of a slice would be of the size of the whole operand, for each block."""
-    counts: dict[tuple[int, int], dict[int, int]] = {}  # of heads, by the first one, for some sequences
+    """Split the operands by the sequences and heads that blocks share, by the first sequence and the first head.
+
+    One split is cheaper than slices: the gradient of a slice would have the size of the whole operand, for each block.
+    """
+    counts: dict[tuple[int, int], dict[int, int]] = {}  # the number of heads by the first head, for some sequences
     for region in every:
         of_heads = counts.setdefault((region.batch.start, region.batch.stop), {})
         of_heads[region.heads.start] = region.heads.stop - region.heads.start
@@ -112,7 +121,7 @@ def _split(given: Operands, every: Sequence[Region], groups: int) -> dict[tuple[
 
 
 def _along(given: Operands, dim: int, counts: list[int], groups: int) -> list[Operands]:
-    """The operands in parts along the batch, 0, or the heads, 1."""
+    """Split the operands along the batch, 0, or the heads, 1."""
 
     def parts(tensor: Tensor | None, dim: int, divided: int = 1) -> Sequence[Tensor | None]:
         if tensor is None or len(counts) == 1 or tensor.shape[dim] == 1:

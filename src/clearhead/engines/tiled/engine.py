@@ -1,4 +1,4 @@
-"""An engine for any score, mask and device, whose memory grows with the length and not with its square."""
+"""The engine for any score, mask and device, whose memory grows linearly with the length."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from clearhead.scores.base import ByTile
 
 
 class Tiled(Engine):
-    """PyTorch operations over blocks of queries, with keys sliced to the block's spans.
+    """Engine of PyTorch operations over blocks of queries, with keys sliced to the spans of the block.
 
-    The backward pass computes the blocks again. One block's scores exist at a time, forward and backward. The scores of
-    a score that is no `Pairwise`, or with a bias by a function, are differentiated by autograd (`user_functions.py`).
-    Second derivatives go through checkpoints of the blocks.
+    The backward pass computes the blocks again, so one block's scores exist at a time, forward and backward. Autograd
+    differentiates a score that is no `Pairwise`, and scores with a bias by a function (`user_functions.py`). Second
+    derivatives go through checkpoints of the blocks.
     """
 
     name = "tiled"
@@ -35,7 +35,7 @@ class Tiled(Engine):
         return []
 
     def transparent(self, problem: Problem) -> bool:
-        # the tensors that functions read are no operands: `user_functions` and autograd find them
+        # tensors that functions read are not operands: `user_functions` and autograd differentiate them
         if problem.lowered is None or problem.by_function or problem.mode.operations_only:
             return True
         return any(t is not None and has_own_dispatch(t) for t in operands(problem))
@@ -61,7 +61,7 @@ class Tiled(Engine):
         mode = problem.mode
         if rows or not (problem.needs_grad or mode.operations_only or mode.compiled or mode.traced):
             return in_blocks(problem, every)
-        # transforms and forward mode follow plain operations, but no checkpoints
+        # transforms and forward mode do not support checkpoints
         again = problem.needs_grad and not mode.operations_only and len(every) > 1
         output = user_functions.compute_output(problem, every) if again else None
         return Partial(followed(problem, every, again) if output is None else output)
@@ -72,7 +72,7 @@ class Tiled(Engine):
         return gradients(problem, rows, grad, wanted, sent or Sent())
 
     def fuses(self, problem: Problem, summary: Summary) -> bool:
-        return 0 not in problem.sizes.shape  # its pass over blocks, with gradients that are written out
+        return 0 not in problem.sizes.shape  # one pass over blocks, with the gradients of `backward.py`
 
     def cost(self, problem: Problem) -> Cost:
         every = list(regions.walk(problem, _budget(problem)))
@@ -82,11 +82,14 @@ class Tiled(Engine):
 
 
 def _budget(problem: Problem) -> int:
-    """How many elements a block's work memory has. Where autograd follows each operation, and so runs one block after
-    another, a block is larger, so that the part of each thread fills its cache."""
+    """Return the number of elements of a block's work memory.
+
+    Blocks run one after another where autograd differentiates each operation; there a block is larger, so that the part
+    of each thread fills its cache.
+    """
     if problem.lowered is not None or not problem.needs_grad:
         return regions.BUDGET
     return FOLLOWED * regions.BUDGET * (1 if problem.mode.compiled else min(torch.get_num_threads(), 4))
 
 
-PLAIN = Tiled()  # its blocks are operations of PyTorch's, which can be differentiated again
+PLAIN = Tiled()  # consists of PyTorch's operations, which are differentiable any number of times

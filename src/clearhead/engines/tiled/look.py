@@ -1,4 +1,4 @@
-"""Blocks of rows of the weights, which reductions read. They are PyTorch operations, which autograd can follow."""
+"""Blocks of rows of the weights, in differentiable PyTorch operations, for reductions."""
 
 from __future__ import annotations
 
@@ -13,28 +13,40 @@ from clearhead.engines.tiled.tiles import flush_subnormal, unseen_apart
 from clearhead.problem.partial import log_add
 from clearhead.problem.region import Region
 
-PEAK = 128  # keys in a chunk where the largest scores are looked for
+PEAK = 128  # the keys of a chunk in the search for the largest scores
 
 
 class Look:
-    """One block of rows, with all the keys that they may see, which each reduction reads.
+    """One block of rows with all their allowed keys, which each reduction reads.
 
-    `scores` have the largest score of their row, `top`, subtracted, so that results keep their digits at any size; they
-    are −∞ where a pair is not allowed. `weights` are their softmax, 0 in rows of `blind` queries, which see nothing.
-    `shares` are the softmax over the keys alone, without the sinks, (h, 1): without sinks both are one tensor.
-    `maximum` and `log_sum`, (b, h, q): see `Partial`. `log_total` is log Σ_j exp(scores_ij), with the sink.
+    The block may overwrite `scores`. Autograd treats `top` and `maximum` as constants: no result depends on them.
 
-    The scores may be overwritten. `top` and `maximum` are constants to autograd: no result depends on them.
+    Args:
+        region: The region of the block.
+        scores: Its finished scores, (b, h, q, k).
+        may_be_empty: Whether all scores of a row may be −∞.
+        sinks: The sinks, (h, 1).
+
+    Attributes:
+        scores: The scores minus `top`, so that results keep their digits at any size; −∞ at masked pairs.
+        top: The largest score of each row, (b, h, q).
+        blind: Fully masked rows, bool (b, h, q).
+        weights: The softmax of the scores, 0 in fully masked rows.
+        shares: The softmax over the keys without the sinks; without sinks the same tensor as `weights`.
+        maximum: As in `Partial`, (b, h, q).
+        log_sum: As in `Partial`, (b, h, q).
+        log_keys: log Σ_j exp(scores_ij), (b, h, q).
+        log_total: The same with the sink.
     """
 
     def __init__(self, region: Region, scores: Tensor, may_be_empty: bool, sinks: Tensor | None = None) -> None:
         self.region = region
-        self.start = region.keys.start or 0  # None in compiled code, whose one region is the whole
+        self.start = region.keys.start or 0  # None in compiled code, whose only region is the whole matrix
         values = scores.detach()
         peaks = chunks(values, PEAK, 0, torch.amax) if scores.shape[-1] else values.new_zeros(*scores.shape[:-1], 0)
         top = peaks.amax(-1) if scores.shape[-1] else values.new_full(scores.shape[:-1], -torch.inf)
         self.blind = top == -torch.inf  # (b, h, q)
-        # a score of +∞ makes the weights of its row NaN, and so every result for the row
+        # a score of +∞ makes the weights and every result of its row NaN
         self.top = top.masked_fill(self.blind, 0.0).masked_fill(top == torch.inf, torch.nan)
         self.may_be_empty = may_be_empty
         self.odd = may_be_empty and may_be_nan(self.top)
@@ -47,7 +59,7 @@ class Look:
         above = self.scores.exp()
         total = above.sum(-1).masked_fill(self.blind, 1.0)
         self.shares = flush_subnormal(above / total.unsqueeze(-1))
-        if unseen is not None:  # a masked pair has no weight in a row of NaN either
+        if unseen is not None:  # the weight of a masked pair is 0 even in a row of NaN
             self.shares = self.shares.masked_fill(unseen, 0.0)
         self.log_keys = total.log()
         if sinks is None:
@@ -64,23 +76,23 @@ class Look:
 
     @property
     def at(self) -> tuple[slice, slice, slice]:
-        """The place of this block's rows in a (B, H, Lq) result."""
+        """The index of this block's rows in a (B, H, Lq) result."""
         return self.region.batch, self.region.heads, self.region.queries
 
     @property
     def first(self) -> tuple[int, int]:
-        """The place of the block's first query, and of its first key."""
+        """The indices of the block's first query and first key."""
         return self.region.queries.start or 0, self.start
 
     def peaks(self, chunk: int) -> Tensor:
-        """The largest score of each `chunk` keys, counted from the block's first: (b, h, q, chunks)."""
+        """Return the largest score of each `chunk` keys, counted from the block's first key, (b, h, q, chunks)."""
         if chunk not in self._peaks:
             self._peaks[chunk] = chunks(self.scores.detach(), chunk, 0, torch.amax)
         return self._peaks[chunk]
 
 
 def chunks(tensor: Tensor, size: int, start: int, reduce: Any) -> Tensor:
-    """Reduce the last dimension by chunks whose borders are multiples of `size` when it begins at `start`."""
+    """Reduce the last dimension by chunks whose borders are multiples of `size` if it begins at `start`."""
     first = min(-start % size, tensor.shape[-1])
     whole = (tensor.shape[-1] - first) // size
     parts = []

@@ -1,4 +1,4 @@
-"""The statistics of `Found`, block by block, in PyTorch operations that autograd can follow, more than once."""
+"""The statistics of `Found`, block by block, in PyTorch operations that are differentiable more than once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ Scores = Callable[[Problem], Tensor]
 
 
 def in_blocks(problem: Problem, every: list[Region], scores: Scores, summary: Summary) -> Found:
-    """The statistics of a guarded problem over regions that cover it. `scores`: an engine's function of a part."""
+    """Compute the statistics of a guarded problem over regions that cover it.
+
+    `scores` computes the scores of a part.
+    """
     if not every:
         nothing = _buffers(problem, summary)
         return _joined_to(problem, nothing) if problem.needs_grad else nothing
@@ -34,14 +37,14 @@ def in_blocks(problem: Problem, every: list[Region], scores: Scores, summary: Su
         return _block(part, region, problem.sizes.keys, scores, summary)
 
     problem = tiles.widened(problem)
-    # transforms and forward mode follow plain operations, but no checkpoints
+    # transforms and forward mode do not support checkpoints
     followed = problem.mode.operations_only
     again = problem.needs_grad and not followed and len(every) > 1
     compute = checkpointed(problem, every, block) if again else lambda region: block(cut(problem, region), region)
     if not problem.needs_grad and not followed:
         return _filled(problem, summary, ((region, compute(region)) for region in every))
     rows: dict[str, list[Tensor]] = {}
-    sums: dict[str, dict[tuple[int, int], Tensor]] = {}  # by the first sequence and head
+    sums: dict[str, dict[tuple[int, int], Tensor]] = {}  # by name, then by the first sequence and head
     places: dict[tuple[int, int], Region] = {}
     for region in every:
         for name, own in compute(region)._asdict().items():
@@ -63,7 +66,7 @@ def in_blocks(problem: Problem, every: list[Region], scores: Scores, summary: Su
 
 
 def _filled(problem: Problem, summary: Summary, blocks: Iterator[tuple[Region, Found]]) -> Found:
-    """The results of blocks, written to buffers at once, so that no new memory is kept between two blocks."""
+    """Write the results of blocks to buffers at once, so that no new memory stays allocated between two blocks."""
     found = _buffers(problem, summary)
     for region, block in blocks:
         for name, own in block._asdict().items():
@@ -84,7 +87,10 @@ def _filled(problem: Problem, summary: Summary, blocks: Iterator[tuple[Region, F
 def _place(
     name: str, region: Region, problem: Problem, summary: Summary
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Where a region's sums over queries begin in the whole's sums, and their sizes; None for a result by row."""
+    """Return where a region's sums over queries begin in the sums of the whole, and the sizes of the whole.
+
+    None for results by row.
+    """
     row, column = region.queries.start or 0, region.keys.start or 0  # None in compiled code
     if name == "received":
         return (column,), (problem.sizes.keys,)
@@ -95,7 +101,7 @@ def _place(
 
 
 def _joined_to(problem: Problem, found: Found) -> Found:
-    """The results, made to depend on the inputs where they do not, as for rows that see nothing."""
+    """Make results depend on the inputs if they do not, as in fully masked rows."""
     zero, constant = tiles.zero_of(problem), ("maximum", "scores", "peak")
     joined = {
         name: t + zero
@@ -106,21 +112,23 @@ def _joined_to(problem: Problem, found: Found) -> Found:
 
 
 def looks(problem: Problem, every: list[Region], scores: Scores) -> Iterator[Look]:
-    """The blocks of a guarded problem, in turn."""
+    """Yield the blocks of a guarded problem."""
     for region in every:
         yield _look(cut(problem, region), region, scores)
 
 
 def _look(part: Problem, region: Region, scores: Scores) -> Look:
     tile = scores(part)
-    if part.lowered is None:  # the tile of one's own score may be memory that the score keeps
+    if part.lowered is None:  # copy: a user-defined score may hold the memory of its tile
         tile = tile.clone(memory_format=torch.contiguous_format)
     return Look(region, tile, tiles.may_be_empty(part), tiles.sinks(part))
 
 
 def _block(part: Problem, region: Region, keys: int, scores: Scores, summary: Summary) -> Found:
-    """The statistics of one block: those of its queries, and its part of sums and maxima over queries. `keys`: how many
-    keys the whole has."""
+    """Compute the statistics of one block: those of its queries, and its part of sums and maxima over queries.
+
+    `keys`: the number of keys of the whole.
+    """
     look = _look(part, region, scores)
     weights, blind = look.weights, look.blind
     found: dict[str, Tensor] = {}
@@ -133,7 +141,7 @@ def _block(part: Problem, region: Region, keys: int, scores: Scores, summary: Su
     if summary.rows:
         found["maximum"], found["log_sum"] = look.maximum, look.log_sum
     if summary.entropy:
-        # 0 for −∞: a weight of 0 times a score is then 0
+        # replace −∞ by 0: a weight of 0 times −∞ would be NaN
         finite = look.scores.masked_fill(look.scores.detach() == -torch.inf, 0.0) if look.may_be_empty else look.scores
         expected = (look.shares * finite).sum(-1)
         found["entropy"] = (look.log_keys - expected).clamp(min=0.0).masked_fill(blind, 0.0)
@@ -141,7 +149,7 @@ def _block(part: Problem, region: Region, keys: int, scores: Scores, summary: Su
         own = part_of_rows(summary.distance, region)
         places = torch.arange(weights.shape[-1], device=own.device) + look.start
         gap = (own.unsqueeze(-1) - places).abs().to(weights.dtype)
-        found["distance"] = (weights * gap).sum(-1)  # summed pairwise; einsum's running sum rounds more
+        found["distance"] = (weights * gap).sum(-1)  # pairwise summation; einsum's running sum rounds more
     if summary.best:
         found["best"], found["best_key"] = _best(look)
     if summary.top:
@@ -162,7 +170,7 @@ def _block(part: Problem, region: Region, keys: int, scores: Scores, summary: Su
 
 
 def _best(look: Look) -> tuple[Tensor, Tensor]:
-    """The largest finished score of each row, and the first key that has it."""
+    """Return the largest finished score of each row, and the first key with this score."""
     if not look.scores.shape[-1]:
         none = torch.full_like(look.blind, -1, dtype=torch.int64)
         return look.scores.new_full(look.blind.shape, -torch.inf), none
@@ -172,9 +180,9 @@ def _best(look: Look) -> tuple[Tensor, Tensor]:
 
 
 def _largest(look: Look, k: int, keys: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The k largest weights, their keys and their scores. Equal weights are in the order of the keys."""
+    """Return the k largest weights, their keys and their scores; equal weights are in the order of the keys."""
     count = min(k, look.weights.shape[-1])
-    # where a block has fewer than k keys, the keys after it follow with weight 0, and then keys from the first on
+    # fill up with weights of 0 if a block has fewer than k keys: the keys after it, then keys from the first on
     indices = ((torch.arange(k, device=look.blind.device) + look.start) % keys).expand(*look.blind.shape, k)
     if not count:
         weights = look.weights.new_zeros(*look.blind.shape, k)
@@ -187,11 +195,11 @@ def _largest(look: Look, k: int, keys: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _tournament(scores: Tensor, peaks: Tensor, count: int) -> Tensor:
-    """The places of the `count` largest scores, equal ones in order, by a tournament of chunks.
+    """Return the places of the `count` largest scores, equal ones in order, by a tournament of chunks.
 
-    Each round takes the first best chunk and the first best score in it, so a round reads one chunk, not the row.
-    A score that has been taken becomes −∞. A masked score is the least number, so that a chunk that is used up is
-    never taken for a masked chunk.
+    Each round takes the first best chunk and the first best score in it, so a round reads one chunk, not the row. A
+    taken score becomes −∞. A masked score is the least finite number, so that a used-up chunk is never mistaken for a
+    masked chunk.
     """
     least = torch.finfo(scores.dtype).min
     scores, peaks = scores.clamp(min=least), peaks.clamp(min=least)
@@ -210,7 +218,7 @@ def _tournament(scores: Tensor, peaks: Tensor, count: int) -> Tensor:
 
 
 def pooled(weights: Tensor, first: tuple[int, int], cell: tuple[int, int], reduce: Any) -> Tensor:
-    """Weights reduced over the cells that a block touches; `first`: the place of its first query and key."""
+    """Reduce weights over the cells that a block touches; `first`: the indices of its first query and key."""
     part = chunks(weights, cell[1], first[1], reduce)
     return chunks(part.transpose(-1, -2), cell[0], first[0], reduce).transpose(-1, -2)
 
@@ -219,13 +227,13 @@ def _peaks(look: Look, cell: tuple[int, int]) -> Tensor:
     tall, wide = cell
     if look.odd or look.start % wide or not look.weights.shape[-1]:
         return pooled(look.weights.detach(), look.first, cell, torch.amax)
-    # the largest weight has the largest score, and the peaks of scores may exist already
+    # the largest weight has the largest score, whose peaks may be cached already
     part = (look.peaks(wide) - look.log_total.detach().unsqueeze(-1)).exp()
     return chunks(part.transpose(-1, -2), tall, look.first[0], torch.amax).transpose(-1, -2)
 
 
 def _padded(part: Tensor, first: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
-    """A part put at its place in the last dimensions of the whole, with zeros around it."""
+    """Put a part at its place in the last dimensions of the whole, with zeros around it."""
     around: list[int] = []
     for dim in range(-1, -len(sizes) - 1, -1):
         around += [first[dim], sizes[dim] - first[dim] - part.shape[dim]]
@@ -233,7 +241,7 @@ def _padded(part: Tensor, first: tuple[int, ...], sizes: tuple[int, ...]) -> Ten
 
 
 def _buffers(problem: Problem, summary: Summary) -> Found:
-    """Zeros of the sizes of the statistics: the results of a problem that has no row, and buffers for others."""
+    """Return zeros of the sizes of the statistics, as buffers, or as the results of a problem without rows."""
     dtype, device = accumulated(problem.query.dtype), problem.sizes.device
     found: dict[str, Any] = {
         name: torch.zeros(shape, dtype=torch.int64 if name in KEYS else dtype, device=device)

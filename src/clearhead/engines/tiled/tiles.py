@@ -1,4 +1,4 @@
-"""Score tiles: the scores of every pair of a problem, or of a part that was cut out of one."""
+"""Score tiles: the scores of every pair of a problem, or of a part of one."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from clearhead.problem.problem import Problem
 from clearhead.scores.base import Pairwise, by_tile, capped
 from clearhead.scores.pair_functions import PHIS
 
-LARGEST_SUBNORMAL = 2.0**-126 - 2.0**-149  # of float32
+LARGEST_SUBNORMAL = 2.0**-126 - 2.0**-149  # in float32
 
 
 def no_keys(problem: Problem, query: Tensor) -> Tensor:
-    """The output of queries that see nothing: zeros that depend on the inputs, so that gradients are zero too."""
+    """Return the output of fully masked queries: zeros that depend on the inputs, so that gradients are zero too."""
     assert problem.value is not None
     zeros = query.new_zeros(*query.shape[:3], problem.value.shape[-1])
     return zeros + zero_of(problem, query).to(zeros.dtype) if problem.needs_grad else zeros
 
 
 def zero_of(problem: Problem, *more: Tensor) -> Tensor:
-    """A zero that depends on every tensor of the problem that may need a gradient."""
+    """Return a zero that depends on every tensor of the problem that may require grad."""
     scores = problem.scores
     learnt = (scores.weight,) if isinstance(scores, Pairwise) else tuple(scores.score.parameters())
     reads = () if problem.bias is None else (t for t in problem.bias.reads if t.requires_grad)
@@ -40,7 +40,10 @@ def zero_of(problem: Problem, *more: Tensor) -> Tensor:
 
 
 def new_sum(tensor: Tensor | None, wanted: bool, dtype: torch.dtype | None = None) -> Tensor | None:
-    """Zeros to which gradients of a tensor are added, in float32 at least, or in `dtype`; None where not wanted."""
+    """Return zeros to which gradients of a tensor are added; None if not wanted.
+
+    They have `dtype`, or by default float32 or float64.
+    """
     if tensor is None or not wanted:
         return None
     dtype = accumulated(tensor.dtype) if dtype is None else dtype
@@ -48,7 +51,7 @@ def new_sum(tensor: Tensor | None, wanted: bool, dtype: torch.dtype | None = Non
 
 
 def partial(problem: Problem) -> Partial:
-    """The output and the rows of a guarded problem over its keys, in float32 at least, without sinks."""
+    """Compute the output and the rows of a guarded problem over its keys, in float32 or float64, without sinks."""
     assert problem.value is not None
     tile = scores(problem)
     if not tile.shape[-1]:
@@ -58,7 +61,7 @@ def partial(problem: Problem) -> Partial:
     kept = torch.is_grad_enabled() or not is_writable()
     maximum, above, total, blind = exponentials(tile)
     weights = above / total.unsqueeze(-1) if kept else above.div_(total.unsqueeze(-1))
-    # −∞ gives 0 by itself but in a row of NaN; autograd needs the 0 also for its gradient, for any of the weight's
+    # exp(−∞) is 0 anyway, except in a row of NaN; with autograd the mask also makes its gradient 0
     if may_be_empty(problem) and (kept or may_be_nan(total)):
         weights = weights.masked_fill(tile.detach() == -torch.inf, 0.0)
     output = grouped_product(dropped(problem, weights), problem.value.to(weights.dtype))
@@ -66,8 +69,10 @@ def partial(problem: Problem) -> Partial:
 
 
 def exponentials(tile: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The maximum of each row of finished scores, exp(score − maximum), their sum, and which rows see nothing. For a
-    row that sees nothing the maximum is 0 and the sum 1, so that its weights are 0."""
+    """Compute the maximum of each row of finished scores, exp(score − maximum), their sum, and fully masked rows.
+
+    In a fully masked row the maximum is 0 and the sum 1, so that its weights are 0.
+    """
     maximum = tile.detach().amax(-1)
     blind = maximum == -torch.inf
     if torch.is_grad_enabled() and may_be_nan(maximum - maximum):
@@ -79,12 +84,12 @@ def exponentials(tile: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def unseen_apart(tile: Tensor) -> Tensor:
-    """The finished scores, where a score of −∞ has no gradient: in a row of NaN it would have one of NaN."""
+    """Cut scores of −∞ out of the graph: in a row of NaN their gradient would be NaN."""
     return tile.masked_fill(tile.detach() == -torch.inf, -torch.inf)
 
 
 def raw_scores(problem: Problem) -> Tensor:
-    """The scores before mask and bias, (B, H, Lq, Lk), in float32 at least."""
+    """Compute the scores before mask and bias, (B, H, Lq, Lk), in float32 or float64."""
     scores = problem.scores
     heads, key_heads = scores.query.shape[1], scores.key.shape[1]
     if not heads:
@@ -97,8 +102,10 @@ def raw_scores(problem: Problem) -> Tensor:
 
 
 def widened(problem: Problem) -> Problem:
-    """The problem with operands, and parameters of its score, in the dtype of the tiles. So a gradient to which many
-    blocks add is rounded once."""
+    """Return the problem with operands, and parameters of its score, in the dtype of the tiles.
+
+    So a gradient to which many blocks add is rounded once.
+    """
     dtype = accumulated(problem.query.dtype)
     if problem.query.dtype == dtype or not problem.needs_grad:
         return problem
@@ -110,12 +117,12 @@ def widened(problem: Problem) -> Problem:
 
 
 def scores(problem: Problem) -> Tensor:
-    """The scores of a guarded problem, with the bias, and −∞ where a pair is not allowed."""
+    """Compute the scores of a guarded problem, with the bias, and −∞ at masked pairs."""
     return finish(problem, raw_scores(problem))
 
 
 def finish(problem: Problem, tile: Tensor) -> Tensor:
-    """Raw scores plus the bias and the poison, and −∞ where a pair is not allowed."""
+    """Add the bias and the poison to raw scores, and set masked pairs to −∞."""
     every = (slice(None),) * 4
     if problem.bias is not None:
         tile = tile + problem.bias.tile(*every, problem.sizes).to(tile.dtype)
@@ -128,12 +135,12 @@ def finish(problem: Problem, tile: Tensor) -> Tensor:
 
 
 def may_be_empty(problem: Problem) -> bool:
-    """Whether all scores of a row may be −∞."""
+    """Return whether all scores of a row may be −∞."""
     return problem.visible is not None or problem.bias is not None or not isinstance(problem.scores, Pairwise)
 
 
 def weights(problem: Problem, tile: Tensor) -> Tensor:
-    """The weights, from the finished scores of all that each query may see."""
+    """Compute the weights from the finished scores of all keys of each query."""
     return flush_subnormal(softmax(tile, may_be_empty(problem), sinks(problem)))
 
 
@@ -145,48 +152,54 @@ def flush_subnormal(weights: Tensor) -> Tensor:
 
 
 def weights_in(tile: Tensor, maximum: Tensor, log_sum: Tensor) -> Tensor:
-    """The weights of finished scores, (b, h, q, k), from the rows of the whole softmax, (b, h, q). No autograd."""
+    """Compute the weights of finished scores from the rows of the whole softmax, without autograd.
+
+    The scores are (b, h, q, k), the rows (b, h, q).
+    """
     found = (tile - maximum.unsqueeze(-1)).sub_(log_sum.unsqueeze(-1)).exp_()
-    return flush_subnormal(found.masked_fill_(tile == -torch.inf, 0.0))  # also in a row of NaN
+    return flush_subnormal(found.masked_fill_(tile == -torch.inf, 0.0))  # exp(−∞) is NaN in a row of NaN
 
 
 def softmax(tile: Tensor, may_be_empty: bool, sinks: Tensor | None = None) -> Tensor:
-    """The softmax over keys. A score of −∞ gives 0 with gradient 0, also where the whole row is −∞. `sinks`: (h, 1).
-    Its gradient is 0 whatever the gradient of the weight, which may be ∞ where a value is huge: 0 · ∞ would be NaN."""
+    """Compute the softmax over keys, with sinks (h, 1).
+
+    A score of −∞ gives a weight of 0 with gradient 0, even if the whole row is −∞, and even if the gradient of the
+    weight is ∞, as for a huge value: 0 · ∞ would be NaN.
+    """
     if may_be_empty:
         unseen = tile.detach() == -torch.inf
-        # also the −∞ itself is a constant: in a row of NaN it would have a gradient of NaN
+        # replace −∞ by a constant −∞: in a row of NaN its gradient would be NaN
         tile = tile.masked_fill(unseen, -torch.inf).masked_fill(unseen.all(-1, keepdim=True), 0.0)
     weights = tile.softmax(-1)
     if sinks is not None:
-        # e^s / (Σ e^s + e^sink) is the softmax over the keys, times σ(log Σ e^s − sink); written so that the gradient,
-        # the sink's own weight, keeps its digits where it is small
+        # e^s / (Σ e^s + e^sink) is the softmax over the keys, times σ(log Σ e^s − sink). With softplus the gradient,
+        # which is the weight of the sink, keeps its digits where it is small.
         above = sinks.unsqueeze(-1) - tile.logsumexp(-1, keepdim=True)
         weights = weights * torch.exp(-F.softplus(above))
     return weights.masked_fill(unseen, 0.0) if may_be_empty else weights
 
 
 def sinks(problem: Problem) -> Tensor | None:
-    """The sinks, (h, 1), of the scores' dtype."""
+    """Return the sinks, (h, 1), in the dtype of the scores."""
     return None if problem.sinks is None else problem.sinks[:, None].to(accumulated(problem.query.dtype))
 
 
 def dropped(problem: Problem, weights: Tensor) -> Tensor:
-    """Weights after dropout."""
+    """Apply dropout to weights."""
     if problem.seed is None:
         return weights
     return weights * factors(problem.seed, problem.dropout_p, problem.sizes, problem.origin, weights.dtype)
 
 
 def to_weights(grad: Tensor | None, value: Tensor | None, weights: Tensor) -> Tensor:
-    """Ȯ·Vᵀ, the gradient of the weights from that of an output, of their shape and dtype; zeros without one."""
+    """Compute Ȯ·Vᵀ, the gradient of the weights from that of an output, in their shape and dtype; zeros without one."""
     if grad is None or value is None:
         return torch.zeros_like(weights)
     return grouped_product(grad.to(weights.dtype), value.to(weights.dtype).transpose(-1, -2))
 
 
 def grouped_product(left: Tensor, right: Tensor) -> Tensor:
-    """(b, h, n, m) @ (b, hk, m, d), where each of the hk right heads serves h / hk left heads, without copies."""
+    """Compute (b, h, n, m) @ (b, hk, m, d) without copies; each of the hk right heads serves h / hk left heads."""
     b, h, n, m = left.shape
     hk = right.shape[1]
     if h == hk:
@@ -195,7 +208,7 @@ def grouped_product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def pairwise(lowered: Pairwise, query: Tensor, key: Tensor) -> Tensor:
-    """Scores in normal form of query (b, h, q, D) and key (b, hk, k, D): the sum over d, then scale and softcap."""
+    """Compute scores in normal form of query (b, h, q, D) and key (b, hk, k, D): the sum over d, scale and softcap."""
     dtype, weight = accumulated(query.dtype), lowered.weight
     query, key = query.to(dtype), key.to(dtype)
     if lowered.phi == "mul":
@@ -210,5 +223,5 @@ def pairwise(lowered: Pairwise, query: Tensor, key: Tensor) -> Tensor:
 
 
 def facing(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """Query and key with axes that broadcast to all pairs: (b, hk, groups, q, 1, D) and (b, hk, 1, 1, k, D)."""
+    """Return query and key with axes that broadcast to all pairs: (b, hk, groups, q, 1, D) and (b, hk, 1, 1, k, D)."""
     return unflatten(query, 1, key.shape[1], -1).unsqueeze(-2), key[:, :, None, None]

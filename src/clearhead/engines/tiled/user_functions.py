@@ -1,12 +1,12 @@
-"""The gradients of a problem whose scores come from user-defined functions: a score's tile(), its change, a bias rule.
+"""The gradients of scores that user-defined functions compute: a score's tile(), its change, a bias rule.
 
-Autograd computes the gradients of the scores of one block at a time, S = functions(query, key, *declared), which are
-computed once more in the backward pass. What comes after the scores, the softmax and the sum of values, has the
-gradients of `backward.py`, which end in Ṡ; autograd takes Ṡ on to the inputs of S.
+Autograd computes the gradients of the scores of one block at a time, S = functions(query, key, *declared), and the
+backward pass computes these scores once more. The softmax and the sum of values have the gradients of `backward.py`,
+which end in Ṡ; autograd continues from Ṡ to the inputs of S.
 
-Declared are the tensors that the functions read and that require grad: parameters of a module, tensors that the names
-in a function show (`base/user_functions/function_reads.py`), and `reads=`. Another leaf in the graph of a block is an
-error. Where a declared tensor is no leaf, a function draws random numbers, or no input requires grad, each block has a
+Declared tensors are those that the functions read and that require grad: parameters of a module, tensors that the names
+in a function refer to (`base/user_functions/function_reads.py`), and `reads=`. Another leaf in the graph of a block is
+an error. If a declared tensor is no leaf, a function draws random numbers, or no input requires grad, each block has a
 checkpoint.
 """
 
@@ -35,12 +35,12 @@ from clearhead.problem.region import Region
 from clearhead.problem.regions import cut
 from clearhead.problem.summary import Sent
 
-PAIRS = 2**20  # of a block for each thread: fewer blocks pass over the gradients of keys and values fewer times
-FOLLOWED = 2  # times regions.BUDGET, for each thread: the numbers of a block's largest tensor
+PAIRS = 2**20  # pairs of a block for each thread: fewer blocks read the gradients of keys and values less often
+FOLLOWED = 2  # the numbers of a block's largest tensor for each thread, as a multiple of regions.BUDGET
 
 
 def _is_supported(problem: Problem) -> bool:
-    """Whether a problem has functions, and plain tensors on the host, where random draws are noticed."""
+    """Return whether a problem has functions, and plain tensors on the host, where random draws are detected."""
     if problem.lowered is not None and not problem.by_function:
         return False
     if problem.mode.compiled or problem.mode.traced:
@@ -49,7 +49,7 @@ def _is_supported(problem: Problem) -> bool:
 
 
 def compute_output(problem: Problem, every: list[Region]) -> Tensor | None:
-    """The output of a guarded problem, with its gradients; None where each block needs a checkpoint."""
+    """Compute the output of a guarded problem, with its gradients; None if each block needs a checkpoint."""
     if not _is_supported(problem):
         return None
     drawn, given, saved = torch.get_rng_state(), operands(problem), [1]
@@ -63,10 +63,10 @@ def compute_output(problem: Problem, every: list[Region]) -> Tensor | None:
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
         first, own = _compute_scores(cut(problem, regions.parts_seen(problem, every[0])[0]), needs)
     used, _ = _find_used(first, own, declared)
-    # The gradient of a declared tensor would hold that of a tensor computed from it, which autograd adds again.
-    # A hidden tensor that only a later block reads would be lost in an output without a graph.
+    # A declared tensor that is no leaf would get its gradient twice: here, and from autograd through its own graph.
+    # Without any graph, a hidden tensor that only a later block reads would get no gradient and no error.
     if (any(needs) or declared) and all(t.is_leaf and not has_own_dispatch(t) for t in declared):
-        # the largest tensor that autograd keeps for the first block says how large blocks may be
+        # the largest tensor that autograd saves for the first block determines the size of blocks
         numbers = -(-max(saved) // max(first.numel(), 1))
         pairs = min(PAIRS, FOLLOWED * regions.BUDGET // numbers) * min(torch.get_num_threads(), 4)
         every = list(regions.walk(problem, pairs, 1))
@@ -81,7 +81,7 @@ def compute_output(problem: Problem, every: list[Region]) -> Tensor | None:
 
 
 def _compute_scores(part: Problem, needs: list[bool]) -> tuple[Tensor, list[Tensor | None]]:
-    """The finished scores of a part, with their graph, and the operands where it begins."""
+    """Compute the finished scores of a part, with their graph; also return the operands, its leaves."""
     own = [None if t is None else t.detach().requires_grad_(n) for t, n in zip(operands(part), needs, strict=True)]
     with torch.enable_grad():
         return tiles.scores(with_operands(part, own)), own
@@ -90,9 +90,14 @@ def _compute_scores(part: Problem, needs: list[bool]) -> tuple[Tensor, list[Tens
 def _find_used(
     result: Tensor, own: list[Tensor | None], declared: list[Tensor], before: list[Tensor] | None = None
 ) -> tuple[list[Tensor], int]:
-    """The declared tensors on which a result depends, and the number of its earliest operation. Raises where it depends
-    on a leaf that is neither an operand nor declared, since the gradient of that leaf would be missing. `before`: those
-    that the forward pass found."""
+    """Find the declared tensors on which a result depends, and the number of its earliest operation.
+
+    `before`: the declared tensors that the forward pass found.
+
+    Raises:
+        UnsupportedError: If the result depends on a leaf that is neither an operand nor declared, because the gradient
+            of that leaf would be missing.
+    """
     leaves = {id(t): t for t in (*own, *declared) if t is not None and t.grad_fn is None}
     inner = {(t.grad_fn, t.output_nr): t for t in (*own, *declared) if t is not None and t.grad_fn is not None}
     waiting: list[Any] = [(result.grad_fn, result.output_nr)]
@@ -116,7 +121,7 @@ def _find_used(
         _check_used(before or [], used)
         raise UnsupportedError(
             f"the score or the bias of attention() reads a tensor of shape {tuple(unknown[0].shape)} that requires "
-            "grad, and neither its parameters nor the names in its functions show it: a gradient would be missing.\n"
+            "grad, but is no parameter, and has no name in its functions: its gradient would be missing.\n"
             "Name it: BiasFunction(fn, reads=[tensor]), Dot().then(fn, reads=[tensor]) or "
             "ScoreFunction(fn, reads=[tensor])."
         )
@@ -124,7 +129,7 @@ def _find_used(
 
 
 def _check_used(before: list[Tensor], now: list[Tensor]) -> None:
-    """Raise where the backward pass does not depend on a tensor on which the forward pass did."""
+    """Raise if the backward pass does not depend on a tensor on which the forward pass depended."""
     if any(tensor.requires_grad and not any(tensor is other for other in now) for tensor in before):
         raise make_replaced_error()
 
@@ -132,7 +137,7 @@ def _check_used(before: list[Tensor], now: list[Tensor]) -> None:
 class _Output(torch.autograd.Function):
     """The output, differentiable in the operands of a problem and in the declared tensors of its functions.
 
-    The declared tensors themselves are kept, since the functions read these and no copies.
+    The context holds the declared tensors themselves, since the functions read these and no copies.
     """
 
     @staticmethod
@@ -155,11 +160,11 @@ class _Output(torch.autograd.Function):
         ctx.reads.check()
         grad, saved = grads[0], in_memory_still(ctx.saved_tensors)
         problem, kept = with_operands(ctx.problem, saved[:-3]), Partial(*saved[-3:])
-        # a tensor may have been frozen since the forward pass
+        # a user may have frozen a tensor since the forward pass
         needs, frozen = ctx.needs_input_grad[5:], [not tensor.requires_grad for tensor in ctx.declared]
         count = len(needs) - len(frozen)
         wanted = (*needs[:count], *(n and not f for n, f in zip(needs[count:], frozen, strict=True)))
-        again = torch.is_grad_enabled()  # the gradient is to be differentiated
+        again = torch.is_grad_enabled()  # True for create_graph=True
 
         def compute(grad: Tensor) -> Gradients:
             return _compute_gradients(ctx, problem._refresh_mode(), kept, materialize_zeros(grad), wanted)
@@ -173,15 +178,15 @@ class _Output(torch.autograd.Function):
                 each = followed_back(found, grad, [*own, *ctx.declared], wanted, create_graph=again)
             else:
                 each = unbatched(compute, grad)
-        ctx.reads = ctx.problem.reads()  # a score may write to its own buffers: that is no error
+        ctx.reads = ctx.problem.reads()  # a score may update its own buffers without an error
         return (None, None, None, None, None, *each)
 
 
 def _compute_gradients(ctx: Any, problem: Problem, kept: Partial, grad: Tensor, wanted: tuple[bool, ...]) -> Gradients:
-    """The gradients of the operands and of the declared tensors. `ctx`: that of `_Output`."""
+    """Compute the gradients of the operands and of the declared tensors; `ctx` is that of `_Output`."""
     given, declared, used = operands(problem), ctx.declared, ctx.used
     rows = Rows(*rows_of(kept), (grad * kept.output).sum(-1))
-    # a gradient that is not wanted has no memory
+    # do not allocate a gradient that is not wanted
     sums = [
         None if t is None else torch.zeros_like(t, memory_format=torch.contiguous_format) if w else t.detach()
         for t, w in zip(given, wanted, strict=False)
@@ -190,7 +195,7 @@ def _compute_gradients(ctx: Any, problem: Problem, kept: Partial, grad: Tensor, 
     met, computed = list[Tensor](), False
     with torch.enable_grad():
         start = order_of(torch.ones((), dtype=torch.float32, device="cpu", requires_grad=True).neg().grad_fn)
-    needs = [*wanted[:2], False, *wanted[3:6], False]  # those of the operands that the scores read
+    needs = [*wanted[:2], False, *wanted[3:6], False]  # the scores read neither value nor sinks
     with torch.no_grad():
         for seen in find_seen(problem, ctx.every):
             part, at = cut(problem, seen), seen.sides[:3]
@@ -203,7 +208,7 @@ def _compute_gradients(ctx: Any, problem: Problem, kept: Partial, grad: Tensor, 
             if not scores.requires_grad:
                 continue
             each, want = [*own, *declared], [*needs, *wanted[len(given) :]]
-            # blocks may share what was computed before them, such as a cached parametrization
+            # keep a graph that began before this call, such as a cached parametrization: other blocks may share it
             found = followed_back(scores, slope, each, want, retain_graph=earliest < start)
             for total, one in zip(operands(cut(with_operands(problem, sums), seen)), found, strict=False):
                 if total is not None and one is not None:
@@ -211,7 +216,7 @@ def _compute_gradients(ctx: Any, problem: Problem, kept: Partial, grad: Tensor, 
             for i, one in enumerate(found[len(given) :]):
                 so_far = of_declared[i]
                 of_declared[i] = so_far if one is None else one if so_far is None else so_far + one
-    if computed:  # where no query sees a key there are no scores
+    if computed:  # if every pair is masked there are no scores
         _check_used(used, met)
     totals = [total if want else None for total, want in zip(sums, wanted, strict=False)]
     if problem.sinks is not None and wanted[6]:

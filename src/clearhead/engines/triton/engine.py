@@ -1,4 +1,4 @@
-"""Kernels in Triton for devices of NVIDIA and AMD."""
+"""The engine of Triton kernels, for devices of NVIDIA and AMD."""
 
 from __future__ import annotations
 
@@ -27,38 +27,39 @@ from clearhead.scores.base import Pairwise
 from clearhead.scores.pair_functions import PHIS, Phi
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-LARGEST = 16  # so many of the largest weights are kept in registers
-LENGTH, KEYS = 70, 75  # of the proof: more than one block of either side, and none of them whole
+LARGEST = 16  # the most largest weights that a program holds in registers
+LENGTH, KEYS = 70, 75  # the lengths of the proof: more than one block of either side, and no full last block
 TRITON = importlib.util.find_spec("triton") is not None
 
 
 @assume_constant
 def has_triton() -> bool:
-    """Whether Triton, which makes machine code for GPUs, is installed: looked up once, and compiled code may ask."""
+    """Return whether Triton, the compiler of the kernels, is installed; compiled code treats it as a constant."""
     return TRITON
 
 
 @assume_constant
 def interpreted() -> bool:
-    """Whether Triton interprets kernels on the CPU: TRITON_INTERPRET=1, before it was imported."""
+    """Return whether Triton interprets kernels on the CPU: TRITON_INTERPRET=1 before its import."""
     import os
 
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def _launch() -> ModuleType:
-    """The module of the calls, which imports Triton."""
+    """Import the module of the calls, which imports Triton."""
     from clearhead.engines.triton import launch
 
     return launch
 
 
 class Triton(Engine):
-    """A tile of scores at a time, in registers, over the spans alone; every sum in float32, in one order.
+    """Engine of kernels that compute a tile of scores at a time, in registers, over the spans only.
 
-    Scores in normal form in float32, bfloat16 and float16, with masks of intervals, biases, softcap, sinks,
-    dropout and grouped heads; their gradients, and statistics with theirs. Few queries have their keys shared out among
-    programs. No value is read by the host on the way, but once on a device and in a dtype, by the proof.
+    They compute scores in normal form in float32, bfloat16 and float16, with masks of intervals, biases, softcap,
+    sinks, dropout and grouped heads; their gradients; and statistics with their gradients. Every sum is in float32, in
+    one order. For few queries several programs share the keys. The host reads no value on the way, except once for each
+    device and dtype, in the proof.
     """
 
     name = "triton"
@@ -99,7 +100,7 @@ class Triton(Engine):
         return found
 
     def guarded(self, problem: Problem) -> Problem:
-        return problem  # a kernel looks for what is not finite, and the others read it as zeros
+        return problem  # a kernel finds rows that are not finite, and the other kernels read them as zeros
 
     def forward(self, problem: Problem, rows: bool = False) -> Partial:
         with torch.no_grad():
@@ -110,14 +111,14 @@ class Triton(Engine):
     ) -> Operands:
         if folded(problem) is problem:
             return cast(Operands, _launch().gradients(problem, rows, grad, wanted, sent))
-        problem = guard(problem)  # the weight's gradient reads the query itself
+        problem = guard(problem)  # the gradient of the weight is a product with the query, which must be finite
         found = _launch().gradients(folded(problem), rows, grad, (True, *wanted[1:]), sent)
         return unfolded(found, problem, wanted[3])
 
     def fuses(self, problem: Problem, summary: Summary) -> bool:
         cell = summary.mean or summary.peak
         wide = summary.groups is not None and _columns(problem, summary) > blocks.WIDEST
-        # a tile of scores serves one cell: those of small cells would be computed over and over
+        # a tile of scores belongs to one cell, so small cells would compute most of a tile for nothing
         return not wide and summary.top <= min(LARGEST, problem.sizes.keys) and (cell is None or min(cell) >= 8)
 
     def summarise(self, problem: Problem, summary: Summary) -> Found:
@@ -125,7 +126,7 @@ class Triton(Engine):
             return super().summarise(problem, summary)
         with torch.no_grad():
             problem = folded(problem)
-            # in float32, as the results are: a weight in a value's low precision would be rounded before the sum
+            # convert to float32: a product with a low-precision value would round the weights before the sum
             value = problem.value.float() if summary.output and problem.value is not None else None
             both = value if summary.groups is None else with_groups(value, summary.groups, problem)
             found: Found = _launch().statistics(problem._replace(value=both), summary)
@@ -144,13 +145,13 @@ class Triton(Engine):
             for part in regions.parts_seen(problem, region)
         )
         count = 0
-        if low is not None and low.phi != "mul":  # operands by dimension
+        if low is not None and low.phi != "mul":  # the operands in the layout by dimension
             count = low.query.shape[-1] * sizes.batch * (sizes.heads * sizes.queries + low.key.shape[1] * sizes.keys)
         return Cost(sum(areas), 4 * count)
 
 
 def _proved(engine: Triton, problem: Problem) -> list[str]:
-    """What the proof of the kernels of this φ and these widths has found."""
+    """Return what the proof of the kernels of this φ and these widths has found."""
     lowered, value = problem.lowered, problem.value
     assert lowered is not None
     row = blocks.widest(lowered.phi, lowered.query.shape[-1], 0 if value is None else value.shape[-1])
@@ -159,9 +160,10 @@ def _proved(engine: Triton, problem: Problem) -> list[str]:
 
 
 def problems(phi: Phi, row: int, device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, Problem]]:
-    """A problem with all that the kernels of this φ may have code for, one with little of it, and one query.
+    """Yield a problem with every feature of the kernels of this φ, one with few features, and one with one query.
 
-    `row`: see `blocks.widest`; queries and keys are as wide as values, for the φ that hold no rows of them up to 64.
+    `row`: see `blocks.widest`. Queries and keys are as wide as values; for a φ whose program holds no rows of them, up
+    to 58.
     """
     values = row - 6
     width = values if phi == "mul" else min(values, 58)
@@ -182,7 +184,7 @@ def _columns(problem: Problem, summary: Summary) -> int:
 
 
 def _dense(tensor: Tensor | None) -> bool:
-    """Whether the tensor is dense numbers at the address it gives."""
+    """Return whether the tensor is dense numbers at its data pointer."""
     return tensor is None or not (
         has_own_dispatch(tensor)
         or tensor.layout is not torch.strided

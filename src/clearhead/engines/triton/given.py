@@ -1,6 +1,6 @@
-"""A problem as the kernels read it: tensors with their strides, and constants, in named tuples that Triton compiles.
+"""A problem as the kernels read it: named tuples of tensors with strides, and constants, which Triton compiles.
 
-What is None is a constant of the kernel, which then has no code for it.
+None is a constant of the kernel, whose code then has no part for it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class View(NamedTuple):
-    """A (B, H, L, D) tensor, its strides 0 where it repeats; a (B, H, L) one has no `d`."""
+    """A (B, H, L, D) tensor with its strides, 0 where it repeats; a (B, H, L) tensor has no `d`."""
 
     at: Tensor
     b: int
@@ -27,15 +27,15 @@ class Side(NamedTuple):
     length: int
     heads: int
     poison: View | None = None  # (B, heads, length), float32: NaN for the rows that are not finite, 0 for others
-    odd: Tensor | None = None  # how many rows are not finite; None: there may be some
-    laid: Tensor | None = None  # (B · heads, wide, padded), float32: by dimension; e^2x where a φ reads it
+    odd: Tensor | None = None  # the number of rows that are not finite; None: unknown
+    laid: Tensor | None = None  # (B · heads, wide, padded), float32: the layout by dimension; e^2x if the φ reads it
     reach: Tensor | None = None  # (B · heads, blocks): the largest |x| of each block
     padded: int = 0
     blocks: int = 0
 
 
 class Spans(NamedTuple):
-    """A mask's spans, and the gaps in them, of which there are GAPS."""
+    """A mask's spans, and their gaps; GAPS is the number of gaps."""
 
     start: View
     stop: View
@@ -45,13 +45,13 @@ class Spans(NamedTuple):
 
 
 class Ranges(NamedTuple):
-    """The key blocks that each block of queries sees: see `ranges.py`."""
+    """The key blocks of each block of queries: see `ranges.py`."""
 
     of_queries: View
 
 
 class Dropout(NamedTuple):
-    """Dropout's seed, the least hash that is kept, what is kept is multiplied by, and where the part begins."""
+    """Dropout's seed, the least hash that is kept, the factor of kept weights, and the first indices of the part."""
 
     seed: Tensor
     limit: int
@@ -68,11 +68,11 @@ class Shape(NamedTuple):
     PHI: Any  # see score.py
     QUERIES: Any
     KEYS: Any
-    RANGES: Any  # of key blocks, to a block of queries
+    RANGES: Any  # ranges of key blocks for a block of queries
     WIDTH: Any
     VALUES: Any
     TOP: Any
-    PRODUCTS: Any  # how many products in tf32 make one of float32
+    PRODUCTS: Any  # tf32 products for one float32 product
     BACKEND: Any  # see numbers.py
 
 
@@ -91,19 +91,19 @@ class Given(NamedTuple):
     sinks: Tensor | None
     sinks_apart: int
     dropout: Dropout | None
-    groups: int  # query heads to a key head
+    groups: int  # query heads for each key head
     width: int
-    wide: int  # the width up to a multiple of four
-    columns: int  # of the value
+    wide: int  # the width, rounded up to a multiple of four
+    columns: int  # the columns of the value
     scale: float
     softcap: float | None
-    shift: float  # terms of the softmax are 2^−shift of themselves, and unshift is 2^shift
+    shift: float  # terms of the softmax are multiplied by 2^−shift, and unshift is 2^shift
     unshift: float
     shape: Shape
 
 
 class Rows(NamedTuple):
-    """What the backward pass and sums over queries know of each query."""
+    """The numbers of each query that the backward pass and sums over queries read."""
 
     maximum: View
     log_sum: View
@@ -111,7 +111,7 @@ class Rows(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """Where a forward pass writes; None is not wanted."""
+    """The results of a forward pass; None for a result that is not wanted."""
 
     output: Tensor | None = None
     maximum: Tensor | None = None
@@ -128,10 +128,11 @@ class Parts(NamedTuple):
 
 
 class Back(NamedTuple):
-    """What statistics send back, and what `Rows` holds: see `Sent`.
+    """The gradients that statistics send back, and the numbers of `Rows`: see `Sent`.
 
-    One number a query is a column of `numbers`, float32, or of `places`, int32; which column is a constant, None where
-    there is none. With a tensor for each, their addresses alone took more registers than a thread has.
+    One number for each query is a column of `numbers`, float32, or of `places`, int32; the index of the column is a
+    constant, None if there is none. With a tensor for each, the addresses alone would need more registers than a thread
+    has.
     """
 
     numbers: View
@@ -145,7 +146,7 @@ class Back(NamedTuple):
     factors: Any
     position: Any
     best_key: Any
-    weights: View | None  # the `values` of `Sent`: a tuple in Triton has values of its own
+    weights: View | None  # the `values` of `Sent`: a tuple in Triton has an attribute `values`
     indices: View | None
     received: View | None
     mean: View | None
@@ -155,12 +156,12 @@ class Back(NamedTuple):
 
 
 def view(tensor: Tensor | None, *shape: int) -> View | None:
-    """A tensor that broadcasts to (B, H, L) or (B, H, L, D) as the kernels read it."""
+    """Return a tensor that broadcasts to (B, H, L) or (B, H, L, D) as the kernels read it; None for None."""
     return None if tensor is None else viewed(tensor, *shape)
 
 
 def viewed(tensor: Tensor, *shape: int) -> View:
-    """The same of a tensor whose first dimensions broadcast to this shape; without a shape, of the tensor as it is."""
+    """Return a tensor as the kernels read it; its first dimensions broadcast to `shape`, if there is one."""
     strides = tensor.stride()
     for place, (size, want) in enumerate(zip(tensor.shape, shape, strict=False)):
         if size != want:

@@ -1,4 +1,4 @@
-"""Few queries of grouped heads: those of all query heads of a key head are rows of one tile, so a key is read once."""
+"""Few queries of grouped heads: the query heads of a key head become rows of one tile, which reads each key once."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from clearhead.problem.visible import Visible
 
 
 def grouped(problem: Problem) -> Problem:
-    """The problem whose query heads are further queries of their key head, (B, Hk, G · Lq, E), without sinks.
+    """Return the problem whose query heads are further queries of their key head, (B, Hk, G · Lq, E), without sinks.
 
-    Row g · Lq + i is query i of the group's head g, so results lie in memory as those of the heads do. The problem is
-    left as it is where there are no groups, where there are many queries, and where a row's place among the heads is
-    needed: by dropout's hash, and by a bias by distance of several queries.
+    Row g · Lq + i is query i of the group's head g, so results have the memory layout of the heads. The problem stays
+    as it is if there are no groups, if there are many queries, and if the kernels need a row's index among the heads:
+    for dropout's hash, and for a bias by distance of several queries.
     """
     sizes, groups, added = problem.sizes, problem.groups, problem.bias
     rows = groups * sizes.queries
@@ -29,7 +29,7 @@ def grouped(problem: Problem) -> Problem:
         return problem
 
     def folded(tensor: Tensor) -> Tensor:
-        """(B, H, Lq, …) as (B, Hk, G · Lq, …); a size of 1 that repeats stays 1 where it can."""
+        """Reshape (B, H, Lq, …) to (B, Hk, G · Lq, …); a size of 1 that repeats stays 1 if it can."""
         batch, heads, length, *rest = tensor.shape
         if heads == length == 1:
             return tensor
@@ -38,7 +38,7 @@ def grouped(problem: Problem) -> Problem:
 
     scores = problem.scores._replace(query=folded(problem.query))
     if added is not None:
-        # one query's number for the distance to key j is its number for key j
+        # with one query, the bias by distance is a bias by key
         dense = added.dense if added.relative is None else added.relative.unsqueeze(2)
         added = Added(None if dense is None else folded(dense))
     poison = None if problem.poison is None else (folded(problem.poison[0]), problem.poison[1])
@@ -48,7 +48,7 @@ def grouped(problem: Problem) -> Problem:
 
 
 def _visible(visible: Visible, folded: Callable[[Tensor], Tensor], rows: int) -> Visible:
-    """The mask of the folded rows, kept with the mask: see `ranges`."""
+    """Return the mask of the folded rows, cached with the mask: see `ranges`."""
 
     def make() -> Visible:
         spans = visible.spans

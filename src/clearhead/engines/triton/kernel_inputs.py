@@ -1,4 +1,4 @@
-"""What kernels read of a problem, and their results in its form, without a launch."""
+"""Conversions of a problem for the kernels, and of their results, without a launch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from clearhead.problem.summary import Sent
 from clearhead.scores.base import Pairwise
 from clearhead.scores.pair_functions import PHIS
 
-COUNTS = tuple(map(constexpr, range(5)))  # of gaps
+COUNTS = tuple(map(constexpr, range(5)))  # the numbers of gaps
 
 
 @cache
@@ -26,6 +26,7 @@ def make_shape(*constants: int) -> Shape:
 
 
 def read_spans(problem: Problem) -> Spans | None:
+    """Return the spans of the mask as the kernels read them."""
     spans, rows = problem.spans, problem.sizes.shape[:3]
     if spans is None:
         return None
@@ -35,6 +36,7 @@ def read_spans(problem: Problem) -> Spans | None:
 
 
 def read_dropout(problem: Problem) -> Dropout | None:
+    """Return the dropout as the kernels read it."""
     if problem.seed is None:
         return None
     first = (0, 0, 0, 0) if problem.origin is None else tuple(side.start for side in problem.origin)
@@ -43,12 +45,13 @@ def read_dropout(problem: Problem) -> Dropout | None:
 
 
 def read_sinks(problem: Problem) -> dict[str, Any]:
+    """Return the sinks as the kernels read them."""
     sinks = problem.sinks
     return {"sinks": sinks, "sinks_apart": 0 if sinks is None else sinks.stride(0)}
 
 
 def read_sent(sent: Sent | None, rows: of_queries.Rows, lead: tuple[int, int, int]) -> Back | None:
-    """Return what statistics send back, as the kernels read it, with the rows; None where they send nothing."""
+    """Return the gradients of statistics and the rows as the kernels read them; None if there are no such gradients."""
     if sent is None or all(t is None for t in sent if not isinstance(t, tuple)):
         return None
     every = sent._asdict() | rows._asdict()
@@ -77,7 +80,7 @@ def read_sent(sent: Sent | None, rows: of_queries.Rows, lead: tuple[int, int, in
 
 
 def apply_factors(to: Tensor, tensor: Tensor, lowered: Pairwise) -> Tensor:
-    """Return the gradient of a side in its shape, from the sums by dimension; a dot product's has its factor."""
+    """Return the gradient of a side in its shape, from the sums by dimension; that of a dot product is complete."""
     if lowered.phi == "mul":
         return to
     batch, heads, length, width = tensor.shape
@@ -87,11 +90,11 @@ def apply_factors(to: Tensor, tensor: Tensor, lowered: Pairwise) -> Tensor:
 
 
 def fill_up_keys(indices: Tensor, keys: int) -> Tensor:
-    """Replace the −1 among the keys of the largest weights by the first keys that are not named."""
+    """Replace each −1 among the keys of the largest weights by the first key that does not occur yet."""
     count = indices.shape[-1]
     candidates = torch.arange(min(keys, 2 * count), device=indices.device)
     taken = (indices.unsqueeze(-1) == candidates).any(-2)
-    free = torch.where(taken, keys, candidates).sort(-1).values  # those that are not named, in order
+    free = torch.where(taken, keys, candidates).sort(-1).values  # the keys that do not occur, in order
     missing = indices < 0
     place = (missing.cumsum(-1) - 1).clamp(min=0)
     return torch.where(missing, free.gather(-1, place.clamp(max=free.shape[-1] - 1)).clamp(max=keys - 1), indices)

@@ -1,4 +1,4 @@
-"""Calls of the kernels: what they read and write, and how many programs run. Nothing here waits for the device."""
+"""Calls of the kernels: their inputs, results and numbers of programs. No function here waits for the device."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from clearhead.problem.summary import KEYS, Found, Sent, Summary
 from clearhead.scores.pair_functions import NUMBERS, PHIS
 
 INTERPRETER, NVIDIA, AMD = 0, 1, 2
-CHECKED = 64  # rows that a program looks at for numbers that are not finite
-BAND = 2**24  # numbers of a band of Ṡ, from which a bias's gradient is summed
+CHECKED = 64  # rows that a program searches for numbers that are not finite
+BAND = 2**24  # numbers of a band of Ṡ, from which the gradient of a bias is summed
 
 
 @cache
 def backend() -> int:
-    """What kernels are compiled for here."""
+    """Return the target for which kernels are compiled here."""
     if triton.knobs.runtime.interpret:
         return INTERPRETER
     return AMD if torch.version.hip else NVIDIA
@@ -47,9 +47,8 @@ def backend() -> int:
 def start(kernel: Any, programs: tuple[int, ...], *arguments: Any, warps: int = 4, **constants: Any) -> None:
     """Start a kernel, whose first argument is a tensor, or tuples that begin with one.
 
-    It has another name than `launch`, so that a check can put one that compiles alone in its place.
-
-    An empty part of a problem has no programs, and a device starts none. Of shapes alone nothing is computed.
+    It is not named `launch`, so that a check can replace it by a function that only compiles. An empty part of a
+    problem has no programs, and a device starts none. For tensors without values nothing is computed.
     """
     first = arguments[0]
     while isinstance(first, tuple):
@@ -65,7 +64,7 @@ def start(kernel: Any, programs: tuple[int, ...], *arguments: Any, warps: int = 
 
 
 def _refuse_to_compile(*_: Any, fn: Any, **__: Any) -> bool:
-    """Triton asks before it compiles. While a CUDA graph is captured, a driver may refuse to load the machine code."""
+    """Raise if Triton is about to compile while a CUDA graph is captured: a driver may fail to load the code."""
     if is_capturing_graph():
         raise UnsupportedError(
             f"the kernel {fn.name!r} was not compiled yet for a call of this kind (dtypes, widths, lengths, mask), and "
@@ -75,7 +74,7 @@ def _refuse_to_compile(*_: Any, fn: Any, **__: Any) -> bool:
 
 
 def on(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Triton starts kernels on the current device: that of the tensor, while this lasts."""
+    """Set the current device, on which Triton starts kernels, to that of the tensor."""
     return nullcontext() if not tensor.is_cuda or has_no_values(tensor) else torch.cuda.device(tensor.device)
 
 
@@ -84,7 +83,7 @@ def _new(tensor: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Ten
 
 
 def given(problem: Problem, blocks: Blocks, top: int = 0) -> Given:
-    """A problem in normal form, whose dot product has no weight, as the kernels read it."""
+    """Return a problem in normal form, whose dot product has no weight, as the kernels read it."""
     lowered, value = problem.lowered, problem.value
     assert lowered is not None
     batch, heads, queries, keys = problem.sizes.shape
@@ -100,7 +99,7 @@ def given(problem: Problem, blocks: Blocks, top: int = 0) -> Given:
         start(lay.weigh_kernel, (1,), weight, sums, own, width, wide, WIDTH=min(power(wide), 256))
     tiles = ranges(problem, blocks.queries, blocks.keys)
     added = problem.bias
-    # float16 has no room for terms so small, and its values no sum that overflows
+    # float16 would underflow for such small terms, and sums of its values do not overflow
     tiny = value is None or value.dtype is torch.float16
     shift = 0 if tiny else math.ceil(math.log2(2 * max(1, keys) / (1 - problem.dropout_p)))
     values = 0 if value is None else value.shape[-1]
@@ -135,11 +134,11 @@ def given(problem: Problem, blocks: Blocks, top: int = 0) -> Given:
 
 
 def _sides(problem: Problem) -> tuple[Side, Side]:
-    """Queries and keys, and which of them are not finite: see kernels/poison.py and `problem.guard`."""
+    """Return queries and keys with their non-finite rows: see kernels/poison.py and `problem.guard`."""
     lowered, value, masked = problem.lowered, problem.value, problem.visible is not None
     assert lowered is not None
     query, key = (Side(viewed(t), t.shape[2], t.shape[1]) for t in (lowered.query, lowered.key))
-    if problem.poison is not None:  # the operands are finite, and these are known
+    if problem.poison is not None:  # the problem is guarded: its poison lists the non-finite rows
         of_query, of_key = problem.poison[0][..., 0], problem.poison[1][:, :, 0]
         return query._replace(poison=viewed(of_query)), key._replace(poison=viewed(of_key))
     batch, width = lowered.query.shape[0], lowered.query.shape[-1]
@@ -170,7 +169,7 @@ def _sides(problem: Problem) -> tuple[Side, Side]:
 
 
 def _laid(side: Side, width: int, wide: int, block: int, raised: bool) -> Side:
-    """Queries or keys laid by dimension, for the φ that are no matrix product."""
+    """Return queries or keys in the layout by dimension, for a φ that is no matrix product."""
     tensor, blocks = side.view.at, -(-side.length // block)
     rows = tensor.shape[0] * side.heads
     reach = _new(tensor, rows, blocks) if raised else None
@@ -194,7 +193,7 @@ def _programs(problem: Problem, block: int) -> int:
 
 
 def output(problem: Problem, rows: bool) -> Partial:
-    """The output of a problem that has a value, and its rows."""
+    """Compute the output of a problem that has a value, and its rows."""
     value, lead = problem.value, problem.sizes.shape[:3]
     assert value is not None
     maximum, log_sum = (_new(value, *lead), _new(value, *lead)) if rows else (None, None)
@@ -202,7 +201,7 @@ def output(problem: Problem, rows: bool) -> Partial:
     folded = grouped(problem)
     blocks = _blocks(folded, "forward")
     shares = _shares(folded, blocks)
-    if folded is not problem and problem.sinks is not None:  # the sink of each head enters where shares are joined
+    if folded is not problem and problem.sinks is not None:  # the kernel that joins shares adds the sink of each head
         shares = max(shares, 2)
     programs = _programs(folded, blocks.queries)
     with on(value):
@@ -220,7 +219,7 @@ def output(problem: Problem, rows: bool) -> Partial:
 
 
 def _shares(problem: Problem, blocks: Blocks) -> int:
-    """Into how many parts the keys of few queries are split, so that all of a device's processors have some."""
+    """Return the number of parts of the keys of few queries, so that all of a device's processors have one."""
     sizes = problem.sizes
     if sizes.queries > SHARED or problem.value is None:
         return 1
@@ -229,7 +228,7 @@ def _shares(problem: Problem, blocks: Blocks) -> int:
 
 
 def statistics(problem: Problem, summary: Summary) -> Found:
-    """The statistics of a problem; what goes to groups is a part of its value."""
+    """Compute the statistics of a problem; the groups are columns of its value."""
     query, value = problem.query, problem.value
     lead, sizes = problem.sizes.shape[:3], problem.sizes
     rows = summary.rows or summary.received or bool(summary.mean or summary.peak)
@@ -259,7 +258,7 @@ def statistics(problem: Problem, summary: Summary) -> Found:
 def _of_keys(
     problem: Problem, read: Given, known: Rows, factors: View | None, summary: Summary, blocks: Blocks
 ) -> dict[str, Tensor]:
-    """What is summed over queries: by key, and by cell of a map."""
+    """Compute the sums over queries: by key, and by cell of a map."""
     sizes, query, found = problem.sizes, problem.query, {}
     if summary.received:
         found["received"] = _new(query, sizes.batch, sizes.heads, sizes.keys)
@@ -282,7 +281,7 @@ def _of_keys(
 def gradients(
     problem: Problem, rows: of_queries.Rows, grad: Tensor | None, wanted: tuple[bool, ...], sent: Sent | None
 ) -> Operands:
-    """The gradients of a problem to its operands, but for the sinks; None where not wanted."""
+    """Compute the gradients of a problem's operands, without the sinks; None where not wanted."""
     lowered, (query, key, value, weight, dense, relative, _) = problem.lowered, operands(problem)
     assert lowered is not None and query is not None and key is not None
     found = Operands(None, None, None)
@@ -316,7 +315,10 @@ def gradients(
 
 
 def _sums(side: Side, tensor: Tensor) -> Tensor:
-    """Where a side's gradient is summed: as the side lies, or, for a dot product, where it is written in one go."""
+    """Allocate the sums of a side's gradient, in the layout of the side.
+
+    A dot product writes them once, so they need no zeros.
+    """
     if side.laid is None:
         return _new(tensor, *tensor.shape)
     return torch.zeros_like(side.laid)
@@ -325,14 +327,14 @@ def _sums(side: Side, tensor: Tensor) -> Tensor:
 def _of_bias(
     problem: Problem, blocks: Blocks, arguments: tuple[Any, ...], wanted: tuple[bool, ...], found: Operands
 ) -> Operands:
-    """The gradients of a bias: the sums of Ṡ over what it repeats along, a band of queries at a time."""
+    """Compute the gradients of a bias: sums of Ṡ along its repeated axes, for a band of queries at a time."""
     added, sizes = problem.bias, problem.sizes
     assert added is not None
     each = (added.dense, wanted[4]), (added.relative, wanted[5])
     sums = [new_sum(t, want, torch.float32) for t, want in each]
     across, lead = -(-sizes.keys // blocks.keys), sizes.batch * sizes.heads
     row = blocks.queries * lead * sizes.keys
-    count = -(-sizes.queries // blocks.queries) if row else 0  # a part of no pairs has no band
+    count = -(-sizes.queries // blocks.queries) if row else 0  # a part without pairs has no band
     at_once = max(1, min(count, BAND // max(1, row)))
     for first in range(0, count, at_once):
         some = min(at_once, count - first)

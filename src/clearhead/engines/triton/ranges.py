@@ -1,7 +1,7 @@
-"""Which key blocks each block of queries sees, made on the device: the host waits for nothing.
+"""The key blocks of each block of queries, computed on the device: the host waits for nothing.
 
 A query has up to four intervals, and a block of queries as many ranges of key blocks: the hull of each interval over
-its queries, in order, less what the ranges before it have. So a block of keys is in one range at most.
+its queries, in order, minus the ranges before it. So a key block is in at most one range.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ BIG = 2**31 - 1
 
 
 def ranges(problem: Problem, queries: int, keys: int) -> Tensor | None:
-    """First and last + 1 of each range, int32 (B or 1, H or 1, blocks, intervals, 2); kept with the mask."""
+    """Return the first and last + 1 of each range, cached with the mask.
+
+    They are int32 (B or 1, H or 1, blocks, intervals, 2).
+    """
     visible = problem.visible
     if visible is None:
         return None
@@ -28,7 +31,7 @@ def ranges(problem: Problem, queries: int, keys: int) -> Tensor | None:
 def _ranges(visible: Visible, length: int, queries: int, keys: int) -> Tensor:
     start, stop = (edge.expand(*edge.shape[:2], length, -1) for edge in visible.spans.intervals())
     some = stop > start
-    # (B or 1, H or 1, blocks, queries of a block, intervals); beyond the last query nothing is seen
+    # (B or 1, H or 1, blocks, queries of a block, intervals); rows beyond the last query are empty
     low = _in_blocks(torch.where(some, start, BIG), queries, BIG).amin(-2)
     high = _in_blocks(torch.where(some, stop, 0), queries, 0).amax(-2)
     first, order = (low // keys).sort(-1)
@@ -40,7 +43,7 @@ def _ranges(visible: Visible, length: int, queries: int, keys: int) -> Tensor:
 
 
 def _in_blocks(edges: Tensor, rows: int, fill: int) -> Tensor:
-    """Rows (B, H, L, n) as blocks (B, H, blocks, rows, n)."""
+    """Reshape rows (B, H, L, n) to blocks (B, H, blocks, rows, n)."""
     blocks = -(-edges.shape[2] // rows)
     padded = F.pad(edges, (0, 0, 0, blocks * rows - edges.shape[2]), value=fill)
     return padded.reshape(*edges.shape[:2], blocks, rows, edges.shape[-1])

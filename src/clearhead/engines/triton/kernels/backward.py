@@ -1,8 +1,8 @@
 """The backward pass, from each query's maximum, log_sum and δ (docs/maths/softmax.md and statistics.md).
 
-    P = e^(s − maximum − log_sum)    Ṗ = D (Ȯ · V) + what statistics send    Ṡ = P (Ṗ − δ)
+    P = e^(s − maximum − log_sum)    Ṗ = D (Ȯ · V) + the gradients of statistics    Ṡ = P (Ṗ − δ)
 
-A block of queries has a program that adds up its own gradients, and so has a block of keys: no two programs write one
+One program sums the gradients of a block of queries, and one those of a block of keys: no two programs write one
 number, and the sums have one order, so that each run gives the same bits.
 """
 
@@ -16,9 +16,9 @@ from clearhead.engines.triton.kernels.tile import along, block_of, kept, matrix,
 
 @triton.jit
 def add_sent(upstream, logs, sent, b, h, i, j, queries, keys):
-    """Ṗ with what statistics send back to the weights: see `Sent`."""
+    """Add to Ṗ the gradients that statistics send back to the weights: see `Sent`."""
     inside = i < queries
-    if sent.log_weight is not None:  # a weight of 0 has no logarithm: what meets it is not read
+    if sent.log_weight is not None:  # −∞ for a weight of 0, whose product is not read
         upstream += along(sent.numbers, b, h, i, inside, 0.0, sent.log_weight) * logs
     if sent.distance is not None:
         far = tl.abs(along(sent.places, b, h, i, inside, 0, sent.position) - j).to(tl.float32)
@@ -41,7 +41,7 @@ def add_sent(upstream, logs, sent, b, h, i, j, queries, keys):
 
 @triton.jit
 def slopes(given, rows, sent, s, upstream, b, h, i, j):
-    """P, the same after dropout, and Ṡ before the softcap; `upstream`: Ȯ · V."""
+    """Compute P after dropout, and Ṡ before the softcap; `upstream`: Ȯ · V."""
     inside = i < given.query.length
     if sent is None:
         maximum = along(rows.maximum, b, h, i, inside, 0.0)
@@ -61,7 +61,7 @@ def slopes(given, rows, sent, s, upstream, b, h, i, j):
         dropped = tl.where(keep, p * given.dropout.factor, 0.0)
         upstream = tl.where(keep, upstream * given.dropout.factor, 0.0)
     slope = p * (upstream - delta)
-    slope = tl.where(p == 0.0, 0.0, slope)  # not 0 · ∞
+    slope = tl.where(p == 0.0, 0.0, slope)  # 0 · ∞ would be NaN
     if sent is not None and sent.best is not None:
         best = along(sent.numbers, b, h, i, inside, 0.0, sent.best)
         slope += tl.where(j == along(sent.places, b, h, i, inside, -1, sent.best_key), best, 0.0)
@@ -70,23 +70,23 @@ def slopes(given, rows, sent, s, upstream, b, h, i, j):
 
 @triton.jit
 def before_softcap(given, slope, capped):
-    """The gradient of the scores before the softcap: its derivative is 1 − (t / c)²."""
+    """Compute the gradient of the scores before the softcap, whose derivative is 1 − (t / c)²."""
     if given.softcap is not None:
         part = capped / given.softcap
-        return tl.where(slope == 0.0, 0.0, slope * (1.0 - part * part))  # a score that is hidden may be ∞ − ∞
+        return tl.where(slope == 0.0, 0.0, slope * (1.0 - part * part))  # t of a masked pair may be ∞ − ∞
     else:
         return slope
 
 
 @triton.jit
 def sent_to(given, grad, b, h, i, columns):
-    """The gradient of the output of queries i at these columns; the two broadcast to the result."""
+    """Load the gradient of the output of queries i at these columns; the two broadcast to the result."""
     return matrix(grad, b, h, i, columns, (i < given.query.length) & (columns < given.columns))
 
 
 @triton.jit
 def to_query_kernel(given, rows, grad, sent, to, to_weight):
-    """The gradients of a block of queries, each without its factor: see score.py."""
+    """Compute the gradients of a block of queries, each without its factor: see score.py."""
     QUERIES: tl.constexpr = given.shape.QUERIES
     KEYS: tl.constexpr = given.shape.KEYS
     query, key = given.query, given.key
@@ -115,7 +115,7 @@ def to_query_kernel(given, rows, grad, sent, to, to_weight):
 
 @triton.jit
 def to_key_kernel(given, rows, grad, sent, to, to_value):
-    """The gradients of a block of keys and of its values, by the query heads of its group in turn."""
+    """Compute the gradients of a block of keys and of its values, from the query heads of its group in turn."""
     QUERIES: tl.constexpr = given.shape.QUERIES
     KEYS: tl.constexpr = given.shape.KEYS
     query, key = given.query, given.key
@@ -151,7 +151,7 @@ def to_key_kernel(given, rows, grad, sent, to, to_value):
 
 @triton.jit
 def slopes_kernel(given, rows, grad, sent, first_block, blocks, to):
-    """Ṡ, the gradient of what a bias adds, of some blocks of queries and all keys, (B, H, blocks · QUERIES, Lk)."""
+    """Compute Ṡ, the gradient of a bias, for some blocks of queries and all keys, (B, H, blocks · QUERIES, Lk)."""
     QUERIES: tl.constexpr = given.shape.QUERIES
     KEYS: tl.constexpr = given.shape.KEYS
     across = tl.cdiv(given.key.length, KEYS)

@@ -1,4 +1,4 @@
-"""Decoding: the parts of a query's keys, each computed by a program of its own, joined as `Partial.merge` joins two."""
+"""Decoding: programs compute parts of a query's keys, and a kernel joins the parts as `Partial.merge` does."""
 
 import triton
 import triton.language as tl
@@ -8,9 +8,10 @@ from clearhead.engines.triton.kernels.numbers import LOG2E
 
 @triton.jit
 def join_kernel(given, parts, found, SPLITS: tl.constexpr, SHARES: tl.constexpr):
-    """One query's output, maximum and log_sum from those of SPLITS parts of the keys, (SPLITS, B, H, Lq, …).
+    """Compute one query's output, maximum and log_sum from SPLITS parts of the keys, (SPLITS, B, H, Lq, …).
 
-    A part is a term e^(maximum + log_sum) of the whole's denominator, the sink one more. SHARES: a power of two.
+    A part is a term e^(maximum + log_sum) of the denominator of the whole, and the sink is one more. SHARES: SPLITS,
+    rounded up to a power of two.
     """
     row = tl.program_id(0)
     rows = tl.num_programs(0)
@@ -19,7 +20,7 @@ def join_kernel(given, parts, found, SPLITS: tl.constexpr, SHARES: tl.constexpr)
     at = part.to(tl.int64) * rows + row
     maximum = tl.load(parts.maximum + at, mask=part < SPLITS, other=0.0)
     log_sum = tl.load(parts.log_sum + at, mask=part < SPLITS, other=float("inf"))
-    some = log_sum != float("inf")  # NaN is some
+    some = log_sum != float("inf")  # True for NaN
     top = tl.max(tl.where(some, maximum, float("-inf")), 0)
     blind = tl.max(some.to(tl.int32), 0) == 0
     if given.sinks is not None:

@@ -1,8 +1,8 @@
-"""The forward pass: output, maximum and log_sum of a block of queries, and the statistics of its rows in the same pass.
+"""The forward pass: output, maximum and log_sum of a block of queries, and statistics of its rows in the same pass.
 
-For keys that come in blocks: m the largest score so far, total = Σ e^(s − m), and the sums of the same terms times
-values, put in the units of a larger m when one comes (docs/maths/softmax.md). All terms are 2^−shift of that, so that
-no sum of values overflows; the division by the total takes it out again.
+For keys that come in blocks: m is the largest score so far, total = Σ e^(s − m), and acc is the sum of the same terms
+times values; a larger m rescales both (docs/maths/softmax.md). All terms are multiplied by 2^−shift, so that no sum of
+values overflows; the division by the total cancels the factor.
 """
 
 import triton
@@ -15,9 +15,9 @@ from clearhead.engines.triton.kernels.tile import block_of, kept, tiles, values
 
 @triton.jit
 def with_sink(given, h, m, total):
-    """The largest of scores and sink, the total with the sink's term, and by what the sums so far are multiplied.
+    """Return the larger of maximum and sink, the total with the sink's term, and the factor of the sums so far.
 
-    All are 0 but the last where nothing is seen.
+    In a fully masked row they are 0, 0 and 1.
     """
     blind = total == 0.0
     top = tl.where(blind, 0.0, m)
@@ -33,9 +33,9 @@ def with_sink(given, h, m, total):
 
 @triton.jit
 def forward_kernel(given, found, SPLITS: tl.constexpr):
-    """A program has one block of queries, and with SPLITS one share of the key blocks.
+    """Compute one block of queries in each program, and with SPLITS one share of its key blocks.
 
-    Shares lie first in the results, (SPLITS, B, H, …): decode.py joins them, and adds the sink.
+    The share is the first dimension of the results, (SPLITS, B, H, …): decode.py joins the shares, and adds the sink.
     """
     QUERIES: tl.constexpr = given.shape.QUERIES
     KEYS: tl.constexpr = given.shape.KEYS

@@ -1,4 +1,4 @@
-"""A side laid by dimension, and the weights of its dimensions, for the φ that are no matrix product."""
+"""The layout of a side by dimension, and the weights of its dimensions, for a φ that is no matrix product."""
 
 import triton
 import triton.language as tl
@@ -9,9 +9,9 @@ from clearhead.engines.triton.kernels.tile import block_of, matrix, sound
 
 @triton.jit
 def weigh_kernel(to, sums, weight, width, wide, WIDTH: tl.constexpr):
-    """The weights in float32, ones where there are none, zeros beyond the width; and Σ w and Σ |w|, summed in float64.
+    """Write the weights in float32, ones without weights, and zeros beyond the width; and Σ w and Σ |w|.
 
-    One program, in steps of WIDTH. `sums` may be None.
+    One program, in steps of WIDTH, sums in float64. `sums` may be None.
     """
     total, size = tl.zeros((WIDTH,), tl.float64), tl.zeros((WIDTH,), tl.float64)
     for first in range(0, wide, WIDTH):
@@ -29,9 +29,9 @@ def weigh_kernel(to, sums, weight, width, wide, WIDTH: tl.constexpr):
 
 @triton.jit
 def lay_kernel(x, width, wide, RAISE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """(B, heads, length, D) to (B · heads, wide, padded) in float32; with RAISE e^2x, and each block's largest |x|.
+    """Transpose (B, heads, length, D) to (B · heads, wide, padded) in float32; with RAISE write e^2x and max |x|.
 
-    A program writes one block of rows. What is beyond the length and the width is 0, or e⁰.
+    Each program writes one block of rows, and its largest |x|. Entries beyond the length and the width are 0, or e⁰.
     """
     program = tl.program_id(0)
     _, rows, b, h, head = block_of(program, x.length, x.heads, BLOCK)
@@ -42,7 +42,7 @@ def lay_kernel(x, width, wide, RAISE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: 
         inside = real[:, None] & (dims[None, :] < width)
         values = matrix(x.view, b, h, rows[:, None], dims[None, :], inside).to(tl.float32)
         if RAISE:
-            size = tl.where(values == values, tl.abs(values), float("inf"))  # NaN is beyond any reach
+            size = tl.where(values == values, tl.abs(values), float("inf"))  # NaN counts as infinite
             reach = tl.maximum(reach, tl.max(size, 1))
             values = tl.exp2(tl.minimum(values, 44.0) * BITS)
         at = x.laid + (head.to(tl.int64) * wide + dims[:, None]) * x.padded + rows[None, :]

@@ -1,6 +1,6 @@
-"""φ = q · k: the dot product. Its members are those of tanh_add.py and sq_diff.py.
+"""φ = q · k, the dot product, with the same functions as tanh_add.py and sq_diff.py.
 
-Both sides have the same role: `x` is the side that lies first in a tile, `y` the other one, queries and keys or keys
+Both sides have the same role: `x` is the first side of a tile, `y` the second one; they are queries and keys, or keys
 and queries. A weight has been multiplied into the query.
 """
 
@@ -13,7 +13,7 @@ from clearhead.engines.triton.kernels.tile import matrix, sound
 
 @triton.jit
 def rows(given, x, b, h, places):
-    """The rows of one side at these places, (X, D): read once, before the other side's blocks."""
+    """Load the rows of one side at these places, (X, D), once, before the blocks of the other side."""
     dims = tl.arange(0, given.shape.WIDTH)
     inside = sound(x, b, h, places[:, None]) & (dims[None, :] < given.width)
     return matrix(x.view, b, h, places[:, None], dims[None, :], inside)
@@ -21,7 +21,7 @@ def rows(given, x, b, h, places):
 
 @triton.jit
 def scores(given, own, y, b, h_y, ys, X: tl.constexpr, Y: tl.constexpr):
-    """Σ_d x_d y_d, (X, Y) = (X, D) @ (D, Y)."""
+    """Compute Σ_d x_d y_d, (X, Y) = (X, D) @ (D, Y)."""
     dims = tl.arange(0, given.shape.WIDTH)
     inside = sound(y, b, h_y, ys[None, :]) & (dims[:, None] < given.width)
     other = matrix(y.view, b, h_y, ys[None, :], dims[:, None], inside)
@@ -30,5 +30,5 @@ def scores(given, own, y, b, h_y, ys, X: tl.constexpr, Y: tl.constexpr):
 
 @triton.jit
 def add(given, acc, y, b, h_y, ys, slopes):
-    """acc + Σ_y slope · y, (X, D) + (X, Y) @ (Y, D): the gradient of x without the scale."""
+    """Compute acc + Σ_y slope · y, (X, D) + (X, Y) @ (Y, D): the gradient of x without the scale."""
     return product(slopes, rows(given, y, b, h_y, ys), acc, given.shape)

@@ -1,6 +1,6 @@
-"""Numbers in float32: products in several precisions, a reciprocal, tanh, and zeros that lie as a product does.
+"""Arithmetic in float32: products in several precisions, a reciprocal, tanh, and zeros in the layout of a product.
 
-`BACKEND` says what the kernel is compiled for: 0 the interpreter, 1 NVIDIA, 2 AMD.
+`BACKEND` is the target of the kernel: 0 the interpreter, 1 NVIDIA, 2 AMD.
 """
 
 import triton
@@ -8,7 +8,7 @@ import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
 BITS = tl.constexpr(2.8853900817779268)  # log2(e^2)
-LIMIT = tl.constexpr(2147483648.0)  # 2^31: beyond it 1 / t is 0 to float32's digits
+LIMIT = tl.constexpr(2147483648.0)  # 2^31: beyond it 1 / t is 0 within the digits of float32
 LIMIT_LOG2 = tl.constexpr(31.0)
 NEAR = tl.constexpr(0.625)
 HIGHEST = tl.constexpr(3.401162134214653e38)  # (2 − 2^−10) 2^127: the largest number of 11 bits
@@ -16,7 +16,7 @@ HIGHEST = tl.constexpr(3.401162134214653e38)  # (2 − 2^−10) 2^127: the large
 
 @triton.jit
 def reciprocal(x, BACKEND: tl.constexpr):
-    """1 / x to a unit in the last place, by one instruction: `/` takes four on NVIDIA, with its scaling."""
+    """Compute 1 / x to a unit in the last place, by one instruction: `/` takes four on NVIDIA, with its scaling."""
     if BACKEND == 1:
         return tl.inline_asm_elementwise(
             "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
@@ -29,7 +29,7 @@ def reciprocal(x, BACKEND: tl.constexpr):
 
 @triton.jit
 def tanh_near(x):
-    """tanh for |x| < NEAR, by its series: with all its digits, however small x is."""
+    """Compute tanh for |x| < NEAR by its series, with all its digits, however small x is."""
     square = x * x
     p = square * -5.70498872745e-3 + 2.06390887954e-2
     p = p * square - 5.37397155531e-2
@@ -40,7 +40,7 @@ def tanh_near(x):
 
 @triton.jit
 def tanh(x, BACKEND: tl.constexpr):
-    """tanh of any number: its series near 0, elsewhere 1 − 2 / (1 + e^2|x|). NaN stays NaN."""
+    """Compute tanh of any number: its series near 0, elsewhere 1 − 2 / (1 + e^2|x|). NaN stays NaN."""
     size = tl.abs(x)
     power = tl.exp2(tl.where(size > 12.0, 12.0, size) * BITS)
     far = 1.0 - 2.0 * reciprocal(1.0 + power, BACKEND)
@@ -49,10 +49,10 @@ def tanh(x, BACKEND: tl.constexpr):
 
 @triton.jit
 def zeros(ROWS: tl.constexpr, COLUMNS: tl.constexpr, BACKEND: tl.constexpr):
-    """Zeros (ROWS, COLUMNS) in the layout of a matrix product, which what is computed from them keeps.
+    """Return zeros (ROWS, COLUMNS) in the layout of a matrix product, which results computed from them keep.
 
-    Weights in another layout would be moved, with all that they are computed from, before they are multiplied by the
-    values: thousands of bytes were spilled for each thread (Triton 3.6, 3.7).
+    In another layout the compiler would convert the weights, with all that they are computed from, before the product
+    with the values: that spilled thousands of bytes for each thread (Triton 3.6, 3.7).
     """
     if BACKEND == 0:
         return tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -62,11 +62,11 @@ def zeros(ROWS: tl.constexpr, COLUMNS: tl.constexpr, BACKEND: tl.constexpr):
 
 @triton.jit
 def high(x):
-    """A float32 rounded to 11 bits, which are what a tensor core reads of it in tf32; never rounded to infinity.
+    """Round a float32 to 11 bits, which a tensor core reads of it in tf32; never to infinity.
 
-    The rest, x − high(x), is at most 2^−11 |x|. With bits cut off instead, it is up to 2^−10 |x| and has the sign of x:
-    then the product of two rests, which `product` leaves out, is up to 2^−20 of a term and has the term's sign, so
-    that the errors of a sum add up.
+    The rest, x − high(x), is at most 2^−11 |x|. Truncation would leave up to 2^−10 |x| with the sign of x: then the
+    product of two rests, which `product` drops, is up to 2^−20 of a term and has the term's sign, so that the errors of
+    a sum add up.
     """
     nearest = ((x.to(tl.uint32, bitcast=True) + 0x1000) & 0xFFFFE000).to(tl.float32, bitcast=True)
     return tl.clamp(nearest, -HIGHEST, HIGHEST)
@@ -74,10 +74,10 @@ def high(x):
 
 @triton.jit
 def product(x, y, acc, shape):
-    """acc + x @ y, (X, Y) + (X, N) @ (N, Y), summed in float32; x is brought to y's dtype.
+    """Compute acc + x @ y, (X, Y) + (X, N) @ (N, Y), summed in float32; x is converted to y's dtype.
 
-    Of float32, `shape.PRODUCTS` in tf32: 3 read 22 bits of each number, 1 reads 11 bits. They are written out, since
-    Triton's own "tf32x3" splits numbers in a layout that spills.
+    A float32 product takes `shape.PRODUCTS` tf32 products: 3 read 22 bits of each number, 1 reads 11 bits. They are
+    written out, since Triton's "tf32x3" splits numbers in a layout that spills.
     """
     # the interpreter multiplies the bits of bfloat16 as integers
     if y.dtype == tl.bfloat16 and shape.BACKEND == 0:

@@ -1,7 +1,7 @@
-"""Which queries and keys hold a number that is not finite: the other kernels read those as zeros, and add NaN.
+"""Detection of queries and keys that are not finite: the other kernels read them as zeros, and add NaN.
 
-A key is not finite where its value is not, as in `problem.guard`, which says why. One pass over the operands finds all;
-nothing is written where all is finite.
+A key is not finite if its value is not, for the reason in `problem.guard`. One pass over the operands finds all; it
+writes nothing if all are finite.
 """
 
 import triton
@@ -12,7 +12,7 @@ from clearhead.engines.triton.kernels.tile import along, block_of, matrix
 
 @triton.jit
 def _not_finite(view, b, h, rows, length, width, WIDTH: tl.constexpr):
-    """1 for each of these rows that holds a number that is not finite, else 0."""
+    """Return 1 for each of these rows that holds a number that is not finite, else 0."""
     found = tl.zeros_like(rows)
     for first in range(0, width, WIDTH):
         dims = first + tl.arange(0, WIDTH)
@@ -24,7 +24,7 @@ def _not_finite(view, b, h, rows, length, width, WIDTH: tl.constexpr):
 
 @triton.jit
 def _blind(spans, b, h, i, queries):
-    """1 for each query that sees no key: the hull has nothing beside the gaps."""
+    """Return 1 for each fully masked query: its hull is empty, or its gaps cover the hull."""
     inside = i < queries
     left = along(spans.start, b, h, i, inside, 0).to(tl.int32)
     stop = along(spans.stop, b, h, i, inside, 0).to(tl.int32)
@@ -39,15 +39,15 @@ def _blind(spans, b, h, i, queries):
 
 @triton.jit
 def poison_kernel(query, key, value, spans, width, columns, of_queries, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """NaN for each query and key that is not finite, and how many they are; both were 0 before.
+    """Write NaN for each query and key that is not finite, and their number; both were 0 before.
 
-    The first `of_queries` programs have a block of queries each, the further ones a block of keys. With `spans`, a
-    query that sees nothing is read as zeros too: (q − k)² may overflow for it.
+    The first `of_queries` programs have a block of queries each, the others a block of keys. With `spans`, fully masked
+    queries count as not finite too: (q − k)² may overflow for them.
     """
     program = tl.program_id(0)
     if program < of_queries:
         _queries(program, query, spans, width, WIDTH, BLOCK)
-    elif key.poison is not None:  # without a mask, what a key holds reaches every query by itself
+    elif key.poison is not None:  # without a mask a NaN key reaches every query anyway
         _keys(program - of_queries, key, value, width, columns, WIDTH, BLOCK)
 
 

@@ -1,4 +1,4 @@
-"""All φ as one: which of them a kernel computes is a constant of it, given.shape.PHI."""
+"""The functions of all φ behind one interface; the constant given.shape.PHI selects the φ of a kernel."""
 
 import triton
 import triton.language as tl
@@ -7,19 +7,19 @@ from clearhead.engines.triton.kernels import mul, sq_diff, tanh_add
 from clearhead.engines.triton.kernels.tile import finish
 from clearhead.scores.pair_functions import number_phis
 
-# each φ is a case of `form`, `scores` and `add`
+# Each φ is a case of `form`, `scores` and `add`.
 MUL, TANH_ADD, SQ_DIFF = map(tl.constexpr, number_phis(("mul", "tanh_add", "sq_diff"), __name__).values())
 
 
 @triton.jit
 def _laid(given, x, b, h):
-    """The numbers of a sequence and head by dimension."""
+    """Return the address of a sequence and head in the layout by dimension."""
     return x.laid + (b * x.heads + h).to(tl.int64) * given.wide * x.padded
 
 
 @triton.jit
 def rows(given, x, b, h, places):
-    """What a program reads once of the side that lies first in its tiles."""
+    """Load the data of the first side of its tiles that a program reads once."""
     if given.shape.PHI == MUL:
         return mul.rows(given, x, b, h, places)
     else:
@@ -28,7 +28,7 @@ def rows(given, x, b, h, places):
 
 @triton.jit
 def form(given, x, y, b, x_h, y_h, x_block, y_block):
-    """Which form of its sums a pair of blocks takes."""
+    """Return the form in which a pair of blocks computes its sums."""
     if given.shape.PHI == TANH_ADD:
         return tanh_add.form(given, x, y, b * x.heads + x_h, b * y.heads + y_h, x_block, y_block)
     else:
@@ -38,7 +38,7 @@ def form(given, x, y, b, x_h, y_h, x_block, y_block):
 
 @triton.jit
 def scores(given, own, x, y, b, x_h, y_h, xs, ys, which, X: tl.constexpr, Y: tl.constexpr):
-    """Σ_d w_d φ(x_d, y_d), (X, Y)."""
+    """Compute Σ_d w_d φ(x_d, y_d), (X, Y)."""
     if given.shape.PHI == MUL:
         return mul.scores(given, own, y, b, y_h, ys, X, Y)
     else:
@@ -52,8 +52,11 @@ def scores(given, own, x, y, b, x_h, y_h, xs, ys, which, X: tl.constexpr, Y: tl.
 
 @triton.jit
 def tile(given, own, b, h, key_head, block, key_block, i, j, BY_KEY: tl.constexpr):
-    """The finished scores of queries i and keys j, the places of two blocks; what they are before bias and mask; and
-    the form of their sums. (QUERIES, KEYS), or with BY_KEY (KEYS, QUERIES); `own`: the `rows` of the first."""
+    """Compute the finished scores of queries i and keys j, of two blocks.
+
+    Also returns the scores before bias and mask, and the form of their sums. All are (QUERIES, KEYS), or with BY_KEY
+    (KEYS, QUERIES); `own`: the `rows` of the first side.
+    """
     query, key = given.query, given.key
     QUERIES: tl.constexpr = given.shape.QUERIES
     KEYS: tl.constexpr = given.shape.KEYS
@@ -70,7 +73,7 @@ def tile(given, own, b, h, key_head, block, key_block, i, j, BY_KEY: tl.constexp
 
 @triton.jit
 def nothing(given, X: tl.constexpr):
-    """Where the gradient of a side begins: sums in registers for a dot product; else they are in memory."""
+    """Return the start of a side's gradient: zeros in registers for a dot product; other φ sum in memory."""
     if given.shape.PHI == MUL:
         return tl.zeros((X, given.shape.WIDTH), tl.float32)
     else:
@@ -79,11 +82,11 @@ def nothing(given, X: tl.constexpr):
 
 @triton.jit
 def add(given, acc, x, y, b, x_h, y_h, xs, ys, which, slopes, to, to_weight):
-    """Add a tile's gradients to x, each without its factor: to `acc`, or to the memory at `to`, and to the weight."""
+    """Add a tile's gradients to x, each without its factor: to `acc`, or to memory at `to`; and to the weight."""
     if given.shape.PHI == MUL:
         return mul.add(given, acc, y, b, y_h, ys, slopes)
     else:
-        tl.debug_barrier()  # what is added to was written by other threads, after the tile before
+        tl.debug_barrier()  # other threads have written the sums in memory, for the previous tile
         x_at, y_at, at = _laid(given, x, b, x_h), _laid(given, y, b, y_h), (b * x.heads + x_h).to(tl.int64)
         at = at * given.wide * x.padded
         own_weight = None if to_weight is None else to_weight + at

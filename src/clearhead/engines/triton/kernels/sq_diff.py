@@ -1,6 +1,7 @@
-"""φ = (q − k)²: the Gaussian score. Never by way of q² − 2qk + k², which loses its digits on inputs with an offset.
+"""φ = (q − k)², the Gaussian score, never as q² − 2qk + k², which loses its digits for inputs with an offset.
 
-Both sides lie by dimension in float32, (B · heads, D, length): what a tile reads of a dimension stands side by side.
+Both sides have the layout by dimension in float32, (B · heads, D, length): a tile's numbers of a dimension are
+adjacent.
 """
 
 import triton
@@ -11,7 +12,7 @@ from clearhead.engines.triton.kernels.numbers import zeros
 
 @triton.jit
 def scores(given, x, y, x_at, y_at, xs, ys, X: tl.constexpr, Y: tl.constexpr):
-    """Σ_d w_d (x_d − y_d)², (X, Y); `x_at` and `y_at` are the numbers of a sequence and a head."""
+    """Compute Σ_d w_d (x_d − y_d)², (X, Y); `x_at` and `y_at` are the addresses of a sequence and a head."""
     acc = zeros(X, Y, given.shape.BACKEND)
     for d in range(0, given.width):
         own, other = tl.load(x_at + d * x.padded + xs), tl.load(y_at + d * y.padded + ys)

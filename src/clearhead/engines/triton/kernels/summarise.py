@@ -1,7 +1,7 @@
-"""Statistics of the weights: of rows, which forward.py asks for on its way, and of keys and cells, in a second pass.
+"""Statistics of the weights: of rows, which forward.py computes on its way, and of keys and cells, in a second pass.
 
-The second pass knows each query's maximum and log_sum, so that a weight is e^(s − maximum − log_sum). A program has one
-block of keys, or one cell of a map, and adds up all that it sees in one order: the same bits in each run.
+The second pass reads each query's maximum and log_sum, so that a weight is e^(s − maximum − log_sum). A program sums
+one block of keys, or one cell of a map, in one order: the same bits in each run.
 """
 
 import triton
@@ -14,33 +14,33 @@ from clearhead.engines.triton.kernels.tile import along, block_of, touches
 
 @triton.jit
 def more_spread(spread, total, m, safe, shrink, above, p):
-    """Σ e^(s − m) (s − m) over the keys so far, in units of the new m: this and log Σ e^(s − m) give the entropy."""
+    """Update Σ e^(s − m) (s − m) over the keys so far for the new m; with log Σ e^(s − m) it gives the entropy."""
     apart = tl.where(m == float("-inf"), 0.0, m - safe)
     return shrink * (spread + apart * total) + tl.sum(p * tl.where(above == float("-inf"), 0.0, above), 1)
 
 
 @triton.jit
 def apart(position, b, h, i, j, queries):
-    """|position_i − j| of a tile."""
+    """Compute |position_i − j| of a tile."""
     return tl.abs(along(position, b, h, i, i < queries, 0) - j).to(tl.float32)
 
 
 @triton.jit
 def first_of(s, peak, places, COUNT: tl.constexpr):
-    """The first place of each row that has its largest number; COUNT where none has it, as in a row of NaN."""
+    """Return the first place of each row's largest number; COUNT if there is none, as in a row of NaN."""
     return tl.min(tl.where(s == peak[:, None], places[None, :], COUNT), 1)
 
 
 @triton.jit
 def none_yet(QUERIES: tl.constexpr, TOP: tl.constexpr):
-    """The TOP largest scores of each query and their keys, none yet: −∞, and numbers below 0 that differ."""
+    """Return the start of the TOP largest scores of each query, −∞, and of their keys, distinct numbers below 0."""
     keys = tl.zeros((QUERIES, TOP), tl.int32) - 1 - tl.arange(0, TOP)[None, :]
     return tl.full((QUERIES, TOP), float("-inf"), tl.float32), keys
 
 
 @triton.jit
 def merge(top, top_keys, s, peak, first, KEYS: tl.constexpr, TOP: tl.constexpr):
-    """The largest scores with those of one more block of keys. Of equal ones those of the first keys stay."""
+    """Merge the largest scores with those of one more block of keys; of equal scores the first keys stay."""
     keys = tl.arange(0, KEYS)
     least = tl.min(top, 1)
     while tl.max((peak > least).to(tl.int32), 0) > 0:
@@ -58,12 +58,12 @@ def merge(top, top_keys, s, peak, first, KEYS: tl.constexpr, TOP: tl.constexpr):
 
 @triton.jit
 def store_largest(found, at, inside, top, top_keys, maximum, log_sum, TOP: tl.constexpr):
-    """Write the largest weights in order, their keys, −1 where fewer are seen, and their scores."""
+    """Write the largest weights in order, their keys, −1 if fewer keys are allowed, and their scores."""
     for place in tl.static_range(TOP):
         best = tl.max(top, 1)
         key = tl.min(tl.where((top == best[:, None]) & (top_keys >= 0), top_keys, 2147483647), 1)
         some = best > float("-inf")
-        # −∞ is a weight of 0, but NaN in a row of NaN
+        # a score of −∞ has the weight 0, but NaN in a row of NaN
         weight = tl.where(some | (log_sum != log_sum), tl.exp2((best - maximum - log_sum) * LOG2E), 0.0)
         if place < found.number:
             tl.store(found.largest + at * found.number + place, weight, mask=inside)
@@ -75,7 +75,7 @@ def store_largest(found, at, inside, top, top_keys, maximum, log_sum, TOP: tl.co
 
 @triton.jit
 def weights(s, rows, b, h, i, queries):
-    """The weights of a tile from its finished scores, 0 where a pair is not allowed."""
+    """Compute the weights of a tile from its finished scores, 0 at masked pairs."""
     inside = i < queries
     maximum = along(rows.maximum, b, h, i, inside, 0.0)
     log_sum = along(rows.log_sum, b, h, i, inside, float("inf"))
@@ -84,7 +84,7 @@ def weights(s, rows, b, h, i, queries):
 
 @triton.jit
 def received_kernel(given, rows, factors, received):
-    """Σ_i factor_i w_ij of a block of keys, (B, H, Lk)."""
+    """Compute Σ_i factor_i w_ij of a block of keys, (B, H, Lk)."""
     QUERIES: tl.constexpr = given.shape.QUERIES
     KEYS: tl.constexpr = given.shape.KEYS
     block, js, b, h, head = block_of(tl.program_id(0), given.key.length, given.query.heads, KEYS)
@@ -105,7 +105,10 @@ def received_kernel(given, rows, factors, received):
 
 @triton.jit
 def cells_kernel(given, rows, factors, mean, peak, tall, wide, down, across):
-    """Σ factor_i w_ij, and the largest w_ij, of a cell of `tall` queries and `wide` keys; the map is (down, across)."""
+    """Compute Σ factor_i w_ij, and the largest w_ij, of a cell of `tall` queries and `wide` keys.
+
+    The map has the shape (down, across).
+    """
     QUERIES: tl.constexpr = given.shape.QUERIES
     KEYS: tl.constexpr = given.shape.KEYS
     program = tl.program_id(0)
@@ -128,7 +131,7 @@ def cells_kernel(given, rows, factors, mean, peak, tall, wide, down, across):
                 w = weights(s, rows, b, h, i, given.query.length)
                 w = tl.where((i >= top) & (i < bottom) & (j >= left) & (j < right), w, 0.0)
                 if peak is not None:
-                    largest = tl.max(tl.where(w == w, w, float("inf")), 1)  # a maximum leaves NaN out
+                    largest = tl.max(tl.where(w == w, w, float("inf")), 1)  # tl.max ignores NaN
                     most = tl.maximum(most, largest)
                 if mean is not None:
                     if factors is not None:

@@ -1,13 +1,14 @@
-"""φ = tanh(q + k): the additive score, without a tanh (docs/maths/additive.md).
+"""φ = tanh(q + k), the additive score, without a tanh (docs/maths/additive.md).
 
     Σ_d w_d tanh(x_d + y_d) = Σ_d w_d − 2 Σ_d w_d / t_d,    t_d = 1 + A_d B_d,    A = e^2x,    B = e^2y
 
-A and B lie by dimension in float32, (B · heads, D, length), D a multiple of four, whose last dimensions have a weight
-of 0; four dimensions share a reciprocal. A pair of blocks has one of three forms, by the largest |x| and |y| in it:
+A and B have the layout by dimension in float32, (B · heads, D, length), where D is a multiple of four, and the last
+dimensions have a weight of 0; four dimensions share a reciprocal. A pair of blocks has one of three forms, by the
+largest |x| and |y| in it:
 
     0  QUICK   as above, t at most 2³¹; |x| and |y| are below 43
-    1  NEAR    tanh by its series, where all |x| + |y| are below 0.625: 1 − 2 / t would have no digits left
-    2  EXACT   tanh itself, x and y as they are: any numbers, and where scale · Σ |w| is large
+    1  NEAR    tanh by its series, if all |x| + |y| are below 0.625: 1 − 2 / t would have no digits left
+    2  EXACT   tanh itself of x and y: for any numbers, and if scale · Σ |w| is large
 """
 
 import triton
@@ -17,12 +18,12 @@ from clearhead.engines.triton.kernels.numbers import BITS, LIMIT, LIMIT_LOG2, NE
 from clearhead.engines.triton.kernels.tile import along, sound
 
 REACH = tl.constexpr(43.0)  # e^(2 · 43) < 2^126
-HEAVY = tl.constexpr(32.0)  # scale · Σ |w| above this is large: a rounding of it is 4e-6
+HEAVY = tl.constexpr(32.0)  # scale · Σ |w| above this is large: its rounding error is 4e-6
 
 
 @triton.jit
 def form(given, x, y, x_head, y_head, x_block, y_block):
-    """Which form is right for a block of either side; `x_head`, `y_head`: the head among all of its side."""
+    """Return the form for a block of either side; `x_head`, `y_head`: the head among all heads of its side."""
     x_reach = tl.load(x.reach + x_head * x.blocks + x_block)
     y_reach = tl.load(y.reach + y_head * y.blocks + y_block)
     heavy = tl.abs(given.scale) * tl.load(given.sums + 1) > HEAVY
@@ -66,7 +67,7 @@ def _direct(given, x, y, b, x_h, y_h, xs, ys, near, X: tl.constexpr, Y: tl.const
 
 @triton.jit
 def scores(given, x, y, b, x_h, y_h, x_at, y_at, xs, ys, which, X: tl.constexpr, Y: tl.constexpr):
-    """Σ_d w_d tanh(x_d + y_d), (X, Y), in the form `which`."""
+    """Compute Σ_d w_d tanh(x_d + y_d), (X, Y), in the form `which`."""
     if which == 0:
         s = _quick(given, x, y, x_at, y_at, xs, ys, X, Y)
     else:
@@ -78,7 +79,7 @@ def scores(given, x, y, b, x_h, y_h, x_at, y_at, xs, ys, which, X: tl.constexpr,
 def add(given, x, y, b, x_h, y_h, x_at, y_at, xs, ys, which, slopes, to, to_weight):
     """Add Σ_y slope tanh'(x_d + y_d) / 4 to the gradient of x, without w scale, and Σ_y slope tanh to that of w.
 
-    tanh' = 4 (t − 1) / t², from A B itself: 1 / t − 1 / t² has lost its digits where x + y is far below 0.
+    tanh' = 4 (t − 1) / t², from A B itself: 1 / t − 1 / t² loses its digits where x + y is far below 0.
     """
     if which == 0:
         for d in range(0, given.width):

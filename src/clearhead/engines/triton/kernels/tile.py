@@ -1,8 +1,8 @@
-"""The epilogue that all scores share: scale, softcap, bias, mask; dropout; and how numbers of a call are read.
+"""The epilogue that all scores share: scale, softcap, bias, mask; dropout; and loads of a call's numbers.
 
-A tile lies as (queries, keys) or as (keys, queries): with the side first whose sums a program makes, since a sum along
-the second side is one over numbers of few threads. Here `i` and `j` are the places of a tile's queries and keys, which
-broadcast to it: (Q, 1) and (1, K), or (1, Q) and (K, 1).
+A tile is (queries, keys) or (keys, queries): the first axis is the side whose sums a program computes, since a sum
+along the second axis is one over numbers of few threads. Here `i` and `j` are the indices of a tile's queries and keys,
+which broadcast to it: (Q, 1) and (1, K), or (1, Q) and (K, 1).
 """
 
 import triton
@@ -13,25 +13,25 @@ from clearhead.engines.triton.kernels.numbers import tanh
 
 @triton.jit
 def of(view, b, h):
-    """The address of a sequence's and a head's part of a (B, H, …) tensor."""
+    """Return the address of a sequence and head in a (B, H, …) tensor."""
     return view.at + b.to(tl.int64) * view.b + h.to(tl.int64) * view.h
 
 
 @triton.jit
 def along(view, b, h, places, inside, other, column=0):
-    """The numbers of a (B, H, L) tensor, or of one column of a (B, H, L, n) one, at these places; `other` outside."""
+    """Load numbers of a (B, H, L) tensor, or of one column of a (B, H, L, n) one, at these places; `other` outside."""
     return tl.load(of(view, b, h) + places.to(tl.int64) * view.l + column * view.d, mask=inside, other=other)
 
 
 @triton.jit
 def matrix(view, b, h, rows, columns, inside):
-    """The numbers of a (B, H, L, D) tensor at rows and columns that broadcast to the result, 0 outside."""
+    """Load numbers of a (B, H, L, D) tensor at rows and columns that broadcast to the result, 0 outside."""
     return tl.load(of(view, b, h) + rows.to(tl.int64) * view.l + columns.to(tl.int64) * view.d, mask=inside, other=0.0)
 
 
 @triton.jit
 def block_of(program, length, heads, SIZE: tl.constexpr):
-    """A program's block of one side, the places in it, its sequence, its head, and its head among all sequences'."""
+    """Return a program's block of one side, its places, its sequence, its head, and its head among all sequences."""
     blocks = tl.cdiv(length, SIZE)
     block, head = program % blocks, program // blocks
     return block, block * SIZE + tl.arange(0, SIZE), head // heads, head % heads, head
@@ -39,9 +39,9 @@ def block_of(program, length, heads, SIZE: tl.constexpr):
 
 @triton.jit
 def sound(side, b, h, places):
-    """Which of these places have a row whose numbers are all finite. Other rows are read as zeros.
+    """Return which of these places have a row of finite numbers only. Other rows are read as zeros.
 
-    Where nothing is odd, which is asked first, no number is read.
+    If no row is odd, which is tested first, no poison is read.
     """
     inside = places < side.length
     if side.poison is not None:
@@ -51,7 +51,7 @@ def sound(side, b, h, places):
 
 @triton.jit
 def poison(side, b, h, places):
-    """NaN for the rows that are not finite, 0 for others."""
+    """Load NaN for the rows that are not finite, 0 for others."""
     inside = places < side.length
     if side.odd is not None:
         inside = inside & (tl.load(side.odd).to(tl.int32, bitcast=True) > 0)
@@ -60,14 +60,14 @@ def poison(side, b, h, places):
 
 @triton.jit
 def values(given, b, key_head, j, columns):
-    """The values of keys j at these columns; the two broadcast to the result."""
+    """Load the values of keys j at these columns; the two broadcast to the result."""
     inside = sound(given.key, b, key_head, j) & (columns < given.columns)
     return matrix(given.value, b, key_head, j, columns, inside)
 
 
 @triton.jit
 def seen(given, b, h, i, j):
-    """Which pairs are allowed."""
+    """Return which pairs are allowed."""
     keep = (i < given.query.length) & (j < given.key.length)
     if given.spans is not None:
         real = i < given.query.length
@@ -84,7 +84,7 @@ def seen(given, b, h, i, j):
 
 @triton.jit
 def tiles(given, b, h, block, part):
-    """The first key block that a block of queries sees in the part-th of its ranges, and the one after the last."""
+    """Return the first key block of a block of queries in the part-th of its ranges, and one more than the last."""
     if given.ranges is None:
         return 0, tl.cdiv(given.key.length, given.shape.KEYS)
     else:
@@ -94,7 +94,7 @@ def tiles(given, b, h, block, part):
 
 @triton.jit
 def touches(given, b, h, block, key_block):
-    """Whether a block of queries sees a block of keys."""
+    """Return whether a block of queries has allowed pairs in a block of keys."""
     found = False
     for part in tl.static_range(given.shape.RANGES):
         first, last = tiles(given, b, h, block, part)
@@ -104,7 +104,7 @@ def touches(given, b, h, block, key_block):
 
 @triton.jit
 def finish(raw, given, b, h, key_head, i, j):
-    """The finished scores of Σ_d w_d φ, −∞ where a pair is not allowed; and what they are before bias and mask."""
+    """Compute the finished scores from Σ_d w_d φ, −∞ at masked pairs, and the scores before bias and mask."""
     capped = raw * given.scale
     if given.softcap is not None:
         capped = given.softcap * tanh(capped / given.softcap, given.shape.BACKEND)
@@ -122,7 +122,7 @@ def finish(raw, given, b, h, key_head, i, j):
 
 @triton.jit
 def mix(x):
-    """Wellons' lowbias32: the hash of base/dropout.py, to the bit, in 32-bit words that wrap around."""
+    """Compute Wellons' lowbias32, bit for bit the hash of base/dropout.py, in 32-bit words that wrap around."""
     x = x ^ (x >> 16)
     x = x * 0x7FEB352D
     x = x ^ (x >> 15)
@@ -132,7 +132,7 @@ def mix(x):
 
 @triton.jit
 def kept(given, b, h, i, j):
-    """Which pairs of a tile dropout keeps: i and j are the places of its queries and keys, and broadcast to it."""
+    """Return which pairs of a tile dropout keeps; i and j are the indices of its queries and keys."""
     seed = tl.load(given.dropout.seed)
     sequence = mix(mix(mix(seed.to(tl.uint32)) + (seed >> 32).to(tl.uint32)) + (b + given.dropout.batch).to(tl.uint32))
     row = mix(mix(sequence + (h + given.dropout.head).to(tl.uint32)) + (i + given.dropout.query).to(tl.uint32))
