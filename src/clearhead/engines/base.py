@@ -32,8 +32,8 @@ class Cost(NamedTuple):
         bytes: The approximate peak memory, in bytes, besides inputs and output.
     """
 
-    pairs: int  # query–key pairs that are computed, out of B · H · Lq · Lk
-    bytes: int  # about how much memory at once, beyond inputs and output
+    pairs: int
+    bytes: int
 
 
 class Engine(ABC):

@@ -56,7 +56,7 @@ class Spans(NamedTuple):
     start: Tensor
     stop: Tensor
     residual: Residual | None = None
-    reads: tuple[Tensor, ...] = ()  # the caller's tensors that the residual reads
+    reads: tuple[Tensor, ...] = ()
     gaps: Edges | None = None
 
     @property
@@ -187,7 +187,7 @@ def all_keys(sizes: Sizes, residual: Residual | None = None, reads: tuple[Tensor
 
 
 def edges_on_host(start: Tensor, stop: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Copy starts and stops to the host; from another device in one copy, because each copy waits for the device."""
+    """Copy starts and stops to the host; from another device in one copy, because each copy blocks the host."""
     if is_on_host(start) or has_vmap_dimension(start) or has_vmap_dimension(stop):
         return to_host_array(start), to_host_array(stop)
     both = to_host_array(torch.stack(torch.broadcast_tensors(start, stop)))  # type: ignore[no-untyped-call]

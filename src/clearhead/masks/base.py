@@ -152,7 +152,7 @@ class Mask(PartSettings, ABC):
         Returns:
             The steps in order; the value of the last one is the mask, bool.
         """
-        why = f"{said(self, self.title)}: True where the query may see the key."
+        why = f"{said(self, self.title)}: True where the query may attend to the key."
         return [Step(name, why, self._compute_part(sizes, at), PAIRS)]
 
     def _explain(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
@@ -171,7 +171,7 @@ class Mask(PartSettings, ABC):
         Args:
             query: A tensor or array (..., Lq, Eq), of which only the shape is read, or the number Lq.
             key: A tensor or array (..., Lk, Ek), of which only the shape is read, or the number Lk.
-            align: The key index at which query 0 stands, as for `attention`: "upper_left", "lower_right", an integer,
+            align: The key index of query 0, as for `attention`: "upper_left", "lower_right", an integer,
                 or integers (B,).
 
         Returns:
@@ -196,7 +196,7 @@ class Mask(PartSettings, ABC):
             query: A tensor or array (..., Lq, Eq), of which only the shape is read, or the number Lq. For a number the
                 result has as many leading dimensions as the mask itself.
             key: A tensor or array (..., Lk, Ek), of which only the shape is read, or the number Lk.
-            align: The key index at which query 0 stands, as for `attention`: "upper_left", "lower_right", an integer,
+            align: The key index of query 0, as for `attention`: "upper_left", "lower_right", an integer,
                 or integers (B,).
 
         Returns:
@@ -257,7 +257,7 @@ class Mask(PartSettings, ABC):
             query: A tensor or array (..., Lq, Eq), or the number Lq; by default a size that shows the pattern of the
                 mask.
             key: A tensor or array (..., Lk, Ek), or the number Lk; by default that of `query`.
-            align: The key index at which query 0 stands, as for `attention`.
+            align: The key index of query 0, as for `attention`.
             query_labels: One label for each query, such as its token.
             key_labels: One label for each key.
             title: The title of the picture; by default the expression of the mask.

@@ -49,8 +49,8 @@ class Causal(Mask):
     def steps(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
         rows, columns = positions(sizes, at, name, "Causal")
         why = (
-            "A query may see the keys up to its own position, and none after it: of a text that is made word by word, "
-            "the later words are not known yet. The column and the row broadcast to a matrix."
+            "A query may attend to the keys up to its own position, and to none after it: a model that generates a "
+            "text has no later tokens yet. The column and the row broadcast to a matrix."
         )
         return [rows, columns, made(name, why, columns <= rows, PAIRS)]
 

@@ -193,7 +193,7 @@ class Documents(Mask):
         column = "The number of the document that each query belongs to: a column, (…, 1)."
         of_queries = Step(f"{name}_query_ids", column, rows, (*PAIRS[:3], "1"))
         of_keys = Step(f"{name}_key_ids", row, columns, (*PAIRS[:2], "1", "Lk"))
-        why = "A query may see the keys of its own document. The column and the row broadcast to a matrix."
+        why = "A query may attend to the keys of its own document. The column and the row broadcast to a matrix."
         return [of_queries, of_keys, made(name, why, of_queries.eq(of_keys), PAIRS)]
 
     def lower(self, sizes: Sizes) -> Spans:

@@ -66,9 +66,9 @@ class FirstKeys(Mask):
     def steps(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
         count = torch.full((1, 1, 1, 1), min(self.count, FAR), dtype=torch.int64, device=sizes.device)
         most = max(sizes.keys, min(self.count, FAR))
-        first = Step(f"{name}_count", "How many keys are first ones: one number.", count, ("1",) * 4, within=(0, most))
+        first = Step(f"{name}_count", "The number of first keys: one number.", count, ("1",) * 4, within=(0, most))
         columns = key_positions(sizes, at, f"{name}_positions")
-        why = "Every query may see the first keys: those whose position is below the number."
+        why = "Every query may attend to the first keys, whose positions are below the number."
         return [first, columns, made(name, why, columns < first, PAIRS)]
 
     def lower(self, sizes: Sizes) -> Spans:

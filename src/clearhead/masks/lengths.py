@@ -81,7 +81,7 @@ class Lengths(Mask):
         lens = part(self.lower(sizes).stop, *at[:3]).unsqueeze(-1)
         each = "one number a query" if self.valid_lens.ndim == 2 else "one number for all queries of a sequence"
         positions = key_positions(sizes, at, f"{name}_positions")
-        why = f"How many keys are no padding: {each}. It is a column, (…, 1), to be compared with each position below."
+        why = f"The number of keys that are tokens: {each}. It is a column, (…, 1), to be compared with each position."
         compare = (
             "Each position is compared with the length; the column and the row broadcast to a matrix. The other keys "
             "are padding, which only fills shorter sequences up to the length of the longest."

@@ -74,7 +74,7 @@ class Padding(Mask):
         return Sizes(self.keep.shape[0], 1, 1, self.keep.shape[1])
 
     def steps(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
-        why = "The keys that are no padding, one row a sequence: all its queries may see them, and no others."
+        why = "The keys that are tokens, one row for each sequence, whose queries may attend to these keys alone."
         return [Step(name, why, self._compute_part(sizes, at), PAIRS)]
 
     def lower(self, sizes: Sizes) -> Spans:

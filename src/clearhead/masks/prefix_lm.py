@@ -86,7 +86,7 @@ class PrefixLM(Mask):
         each = part(of_prefix, *at[:3]).unsqueeze(-1)
         of_each, most = "The length of each sequence's prefix.", max(sizes.keys, int(each.max()))
         lengths = Step(f"{name}_lengths", of_each, each, (*PAIRS[:2], "1", "1"), within=(0, most))
-        why = "A query may see the keys up to its own position, and all keys of the prefix, those after it too."
+        why = "A query may attend to the keys up to its own position, and to all keys of the prefix, even after it."
         return [rows, columns, lengths, made(name, why, (columns <= rows) | (columns < lengths), PAIRS)]
 
     def lower(self, sizes: Sizes) -> Spans:

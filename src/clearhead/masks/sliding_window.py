@@ -72,7 +72,7 @@ class SlidingWindow(Mask):
     def steps(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
         rows, columns = positions(sizes, at, name, "SlidingWindow")
         before, after = min(self.before, FAR), min(self.after, FAR)
-        why = f"A query may see the key at its own position, {before} before it, and {after} after it."
+        why = f"A query may attend to the key at its own position, {before} before it, and {after} after it."
         keep = (columns >= rows - before) & (columns <= rows + after)
         return [rows, columns, made(name, why, keep, PAIRS)]
 

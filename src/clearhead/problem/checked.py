@@ -28,11 +28,11 @@ def ours(thing: Any) -> bool:
 
 
 def checked(problem: Any, who: str, like: Problem | None = None) -> Problem:
-    """Return the problem if every part fits its sizes, with the values that follow from its mask derived anew.
+    """Return the problem if every part fits its sizes, and derive again the values that follow from its mask.
 
     Args:
         problem: The problem.
-        who: The source of the problem, as the first words of an error.
+        who: The source of the problem, the first words of an error.
         like: The problem that it replaces, of the same sizes, dtype, device and value width.
 
     Cost:

@@ -16,7 +16,7 @@ FILL = -9e3  # a bias up to this number masks a key: exp of it is 0. BERT's −1
 
 
 def taken_apart(problem: Problem) -> tuple[Problem, Tensor | None]:
-    """Move the fills of a dense bias into the mask; return the problem, and the queries that only see fills.
+    """Move the fills of a dense bias into the mask; return the problem, and queries that have only fills.
 
     Such a query, True in a bool tensor (B or 1, H or 1, Lq or 1), has a finite fill at every key that its mask allows.
     The softmax cancels the fill, so the query attends to all of these keys. The tensor is None if there is no fill.

@@ -30,10 +30,10 @@ class Partial(NamedTuple):
         output_i = Σ_j w_ij value_j, w_ij = exp(s_ij − maximum_i − log_sum_i)
     """
 
-    output: Tensor  # (B, H, Lq, Ev)
-    maximum: Tensor | None = None  # (B, H, Lq), the largest score or sink; None where not asked for
-    log_sum: Tensor | None = None  # (B, H, Lq), log Σ_j exp(s_ij − maximum_i), the sink's term with it
-    finite: bool = False  # True: all that was read is finite, so that a backward pass needs no guard
+    output: Tensor
+    maximum: Tensor | None = None
+    log_sum: Tensor | None = None
+    finite: bool = False
 
     def merge(self, other: Partial) -> Partial:
         """Merge two results over disjoint sets of keys to attention over the keys of both.

@@ -70,17 +70,17 @@ class Problem(NamedTuple):
     """
 
     scores: Pairwise | ByTile
-    value: Tensor | None  # None: only the weights are wanted
+    value: Tensor | None
     sizes: Sizes
-    visible: Visible | None = None  # None: every query sees every key
+    visible: Visible | None = None
     bias: Added | None = None
-    sinks: Tensor | None = None  # (H,)
+    sinks: Tensor | None = None
     dropout_p: float = 0.0
-    seed: Tensor | None = None  # of the dropout
-    poison: tuple[Tensor, Tensor] | None = None  # see `guard`: (B, H, Lq, 1) and (B, Hk, 1, Lk)
-    origin: tuple[range, ...] | None = None  # where it was cut out of another: see `regions.cut`
-    documents: DocumentEdges | None = None  # in which positions count; None: in the whole row
-    mode: Mode = CURRENT  # the state of PyTorch in which a call computes it; of a stored problem, that of each reader
+    seed: Tensor | None = None
+    poison: tuple[Tensor, Tensor] | None = None
+    origin: tuple[range, ...] | None = None
+    documents: DocumentEdges | None = None
+    mode: Mode = CURRENT
 
     def __repr__(self) -> str:
         return outlined(self._replace(mode=CURRENT))

@@ -36,17 +36,17 @@ class Summary(NamedTuple):
     """
 
     output: bool = False
-    groups: Tensor | None = None  # (B or 1, Lk, G): how much of each key belongs to each group
-    rows: bool = False  # maximum and log_sum
+    groups: Tensor | None = None
+    rows: bool = False
     entropy: bool = False
-    distance: Tensor | None = None  # int64 (B or 1, 1, Lq): where each query stands among the keys
+    distance: Tensor | None = None
     best: bool = False
-    top: int = 0  # how many of the largest weights
-    scores: bool = False  # whether to give their scores too, by which parts of the keys are merged in order
+    top: int = 0
+    scores: bool = False
     received: bool = False
-    mean: tuple[int, int] | None = None  # queries and keys in a cell
+    mean: tuple[int, int] | None = None
     peak: tuple[int, int] | None = None
-    factors: Tensor | None = None  # (B or 1, H or 1, Lq): multiply each query's weights in `received` and `mean`
+    factors: Tensor | None = None
 
     def with_also(self, other: Summary) -> Summary | None:
         """Join two summaries to one pass.
@@ -145,21 +145,21 @@ class Found(NamedTuple):
         finite: True if all inputs are known to be finite, so that a backward pass needs no guard.
     """
 
-    output: Tensor | None = None  # (B, H, Lq, Ev): Σ_j w_ij value_j
-    groups: Tensor | None = None  # (B, H, Lq, G): Σ_j w_ij groups_j
-    maximum: Tensor | None = None  # (B, H, Lq), the largest score or sink; log_sum has its gradient
-    log_sum: Tensor | None = None  # (B, H, Lq): log Σ_j exp(s_ij − maximum_i), the sink's term with it
-    entropy: Tensor | None = None  # (B, H, Lq): −Σ_j w_ij log w_ij, of a problem without sinks
-    distance: Tensor | None = None  # (B, H, Lq): Σ_j w_ij |position_i − j|
-    best: Tensor | None = None  # (B, H, Lq): max_j s_ij
-    best_key: Tensor | None = None  # int64 (B, H, Lq): the first j that has it
-    values: Tensor | None = None  # (B, H, Lq, k): the largest weights, descending
-    indices: Tensor | None = None  # int64 (B, H, Lq, k): their keys
-    scores: Tensor | None = None  # (B, H, Lq, k): their scores, −∞ where no more are seen; have no gradient
-    received: Tensor | None = None  # (B, H, Lk): Σ_i factor_i w_ij
-    mean: Tensor | None = None  # (B, H, rows, columns): the same, summed over the cells
-    peak: Tensor | None = None  # (B, H, rows, columns): max w_ij over the cells; has no gradient
-    finite: bool = False  # True: all that was read is finite, so that a backward pass needs no guard
+    output: Tensor | None = None
+    groups: Tensor | None = None
+    maximum: Tensor | None = None
+    log_sum: Tensor | None = None
+    entropy: Tensor | None = None
+    distance: Tensor | None = None
+    best: Tensor | None = None
+    best_key: Tensor | None = None
+    values: Tensor | None = None
+    indices: Tensor | None = None
+    scores: Tensor | None = None
+    received: Tensor | None = None
+    mean: Tensor | None = None
+    peak: Tensor | None = None
+    finite: bool = False
 
 
 def parted(found: Found, value: Tensor | None) -> Found:

@@ -84,8 +84,8 @@ def zero(tensor: Tensor, visible: Tensor, only_not_finite: bool = False) -> Tens
 def finite(tensor: Tensor) -> bool:
     """Return whether every entry is known to be finite, in one pass: a finite sum has finite terms.
 
-    False if the sum overflows, if the values cannot be read, and on another device, which the host would wait for.
-    Callers are right for both answers.
+    False if the sum overflows, if the values cannot be read, and on another device, whose read would block the host.
+    Callers are correct for both answers.
     """
     if not is_on_host(tensor) or not is_readable(tensor):
         return False

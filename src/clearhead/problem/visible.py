@@ -85,7 +85,7 @@ def resolve(mask: Mask, sizes: Sizes, as_written: bool, mode: Mode = CURRENT) ->
         return known
     if signature is None and not mode.transforms and not mode.traced and not isinstance(sizes.align, Tensor):
         own = isinstance(mask, Combined) or "lower" in vars(type(mask))  # an inherited depends() may miss tensors
-        once = mask._document_edges is not None and mask._document_edges.nested  # each call makes such a mask anew
+        once = mask._document_edges is not None and mask._document_edges.nested  # each call makes such a mask again
         depends = mask.depends() if own and not once else None
         if depends is not None:
             return _kept(mask, depends, sizes)

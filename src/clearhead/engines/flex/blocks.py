@@ -25,7 +25,9 @@ STRIP = 2**26  # pairs of a residual in memory at once
 
 
 class Blocks(NamedTuple):
-    """The blocks of a mask, int32. B or 1 and H or 1 are those of the mask; nq and nk are the numbers of blocks.
+    """The blocks of a mask, int32; nq and nk are the numbers of blocks of queries and keys.
+
+    B and H are 1 if the mask is the same for all sequences or heads.
 
     Attributes:
         partial: Blocks with masked pairs: their number in each row of blocks, (B, H, nq), and their indices, (B, H, nq,

@@ -41,7 +41,7 @@ class Flex(Engine):
     A mask's spans become blocks of 128 × 128 pairs, computed on the device: the kernel skips blocks without an allowed
     pair, and tests pairs only in blocks with masked pairs. Softcap, biases, and rules of masks and biases go into the
     kernel as functions of one pair (`rules.py`); a rule that has no such form is computed for all pairs before. Sinks
-    are applied after the kernel, by its log-sum-exp. The host waits for no value.
+    are applied after the kernel, by its log-sum-exp. No value blocks the host.
 
     A NaN or infinite key that only some queries may attend to leaks into the others: the kernel multiplies its value by
     a weight of 0. Keys that no query may attend to are safe.
@@ -81,7 +81,7 @@ class Flex(Engine):
         if any(map(has_own_dispatch, (lowered.query, lowered.key, problem.value))) and not _shapes_alone(problem):
             found.append("an input is a tensor subclass with operations of its own, which may have no such kernel")
         if functions_hidden():
-            found.append("function modes are disabled here, as where an edit computes a part again, and it needs one")
+            found.append("it needs a function mode, and these are off here, as where an edit computes a part again")
         mode = problem.mode
         if mode.operations_only:
             found.append("torch.func and forward mode follow only PyTorch's own operations")
@@ -113,7 +113,7 @@ class Flex(Engine):
 
     def notes(self, problem: Problem) -> list[str]:
         found = [
-            "a NaN or infinite key of some queries leaks into queries for which it is masked (tiled guards it)",
+            "a NaN or infinite key that is masked for some queries leaks into them (tiled guards it)",
             "PyTorch compiles FlexAttention once for each kind of call, which takes seconds",
         ]
         if size := _in_full(problem):

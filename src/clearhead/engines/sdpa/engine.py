@@ -71,7 +71,7 @@ class Sdpa(Engine):
     def notes(self, problem: Problem) -> list[str]:
         if problem.plain:
             return ["a NaN in a query or key may give 0, as PyTorch's kernel does (tiled gives NaN)"]
-        return ["a NaN or infinite key of some queries leaks into queries for which it is masked (tiled guards it)"]
+        return ["a NaN or infinite key that is masked for some queries leaks into them (tiled guards it)"]
 
     def transparent(self, problem: Problem) -> bool:
         # the pieces depend on values, which are unknown in compiled code
@@ -123,7 +123,7 @@ def _against_the_rest(problem: Problem) -> list[str]:
         found.append("the fused kernel has no sinks")
     if problem.dropout_p:
         found.append("the fused kernel draws its own dropout, which no other engine can repeat")
-    # inside a transform of torch.func, requires_grad of the wrapped tensor hides that of the tensor outside
+    # a transform of torch.func wraps a tensor, and the wrapper's requires_grad may differ from the tensor's
     mode = problem.mode
     learnt = any(t.requires_grad or (mode.transforms and unwrap(t).requires_grad) for t in problem.added)
     if learnt and (torch.is_grad_enabled() or mode.transforms):

@@ -121,7 +121,7 @@ def _find_used(
         _check_used(before or [], used)
         raise UnsupportedError(
             f"the score or the bias of attention() reads a tensor of shape {tuple(unknown[0].shape)} that requires "
-            "grad, but is no parameter, and has no name in its functions: its gradient would be missing.\n"
+            "grad, but is neither a parameter nor named in its functions: its gradient would be missing.\n"
             "Name it: BiasFunction(fn, reads=[tensor]), Dot().then(fn, reads=[tensor]) or "
             "ScoreFunction(fn, reads=[tensor])."
         )

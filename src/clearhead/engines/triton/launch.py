@@ -1,4 +1,4 @@
-"""Calls of the kernels: their inputs, results and numbers of programs. No function here waits for the device."""
+"""Calls of the kernels: their inputs, results and numbers of programs. No function here blocks on the device."""
 
 from __future__ import annotations
 

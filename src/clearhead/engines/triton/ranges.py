@@ -1,4 +1,4 @@
-"""The key blocks of each block of queries, computed on the device: the host waits for nothing.
+"""The key blocks of each block of queries, computed on the device without a synchronization.
 
 A query has up to four intervals, and a block of queries as many ranges of key blocks: the hull of each interval over
 its queries, in order, minus the ranges before it. So a key block is in at most one range.

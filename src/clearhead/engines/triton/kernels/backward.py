@@ -2,8 +2,8 @@
 
     P = e^(s − maximum − log_sum)    Ṗ = D (Ȯ · V) + the gradients of statistics    Ṡ = P (Ṗ − δ)
 
-One program sums the gradients of a block of queries, and one those of a block of keys: no two programs write one
-number, and the sums have one order, so that each run gives the same bits.
+One program sums the gradients of a block of queries, and another program the gradients of a block of keys: no two
+programs write one number, and the sums have one order, so that each run gives the same bits.
 """
 
 import triton
