@@ -33,7 +33,7 @@ from clearhead.problem.summary import Found, Summary
 from clearhead.problem.visible import visible
 from clearhead.scores.base import Pairwise
 
-Problems = Callable[[torch.device, torch.dtype], Iterator[tuple[str, Problem]]]  # by name
+Problems = Callable[[torch.device, torch.dtype], Iterator[tuple[str, Problem]]]  # yields names and problems
 
 DRIVER = Path("/proc/driver/nvidia/version")  # the loaded driver, on Linux
 _found: dict[tuple[str, torch.device, torch.dtype, str, str], list[str]] = {}

@@ -111,6 +111,7 @@ class MaskFunction(Mask):
         title, known = self.title(), vars(self).get(_STATE)
 
         def residual(*sides: slice) -> Tensor:
+            # compiled and traced code computes the rule again and caches nothing
             mode = get_mode()
             if known is not None and not (mode.compiled or mode.traced or known[0].is_same(FunctionReads(self.fn))):
                 vars(self)[_STATE] = None  # a value that the rule reads has changed: do not cache these results

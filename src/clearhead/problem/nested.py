@@ -94,7 +94,7 @@ def pack(named: dict[str, Any], hint: str) -> PackedRows:
             f"{', '.join(f'{name} is {kind}' for name, kind in kinds.items())}; expected nested tensors for all.\n"
             "Or pass to_padded_tensor(0.0) of the nested ones and mask=Lengths(valid_lens)."
         )
-    read: dict[int, tuple[Tensor, Tensor]] = {}  # by identity: a tensor that is given twice is read once
+    read: dict[int, tuple[Tensor, Tensor]] = {}  # by identity: read a tensor once that is both key and value
     for name, given in named.items():
         if id(given) not in read:
             read[id(given)] = _read_rows(name, given, hint)

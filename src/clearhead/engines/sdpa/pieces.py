@@ -11,7 +11,7 @@ import numpy as np
 from clearhead.problem.problem import Problem
 from clearhead.problem.regions import batch_groups
 
-TILE = 256  # queries in a tile of a band or of a masked piece
+TILE = 256  # the most queries of a tile of a band or of a masked piece
 MASK_CELLS = 2**24  # the most cells of the mask tile of one masked piece, over batch and heads
 
 Kind = Literal["full", "causal", "band", "masked"]

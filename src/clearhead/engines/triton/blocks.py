@@ -45,7 +45,7 @@ def blocks_for(phi: str, pass_: str, width: int, values: int, size: int, queries
         plain: Whether there are neither mask, bias, dropout nor sinks, which take registers beside the operands.
     """
     columns = widest(phi, width, values)
-    row = columns * size  # bytes of the widest operand
+    row = columns * size  # the bytes of a row of the widest operand
     if pass_ == "backward of statistics":  # the gradients of statistics need the most registers
         return Blocks(16, 16, 8 if columns > 64 else 4)
     split = phi == "mul" and size == 4  # a product holds two tf32 numbers for each float32: see `numbers.product`

@@ -124,7 +124,7 @@ class Parts(NamedTuple):
     largest: Tensor | None = None
     indices: Tensor | None = None
     scores: Tensor | None = None
-    number: int = 0  # of the largest weights
+    number: int = 0  # the number of largest weights
 
 
 class Back(NamedTuple):
@@ -152,7 +152,7 @@ class Back(NamedTuple):
     mean: View | None
     tall: int
     wide: int
-    number: int  # of the largest weights
+    number: int  # the number of largest weights
 
 
 def view(tensor: Tensor | None, *shape: int) -> View | None:
