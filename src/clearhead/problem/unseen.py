@@ -77,7 +77,7 @@ def group(keys: Tensor, key_heads: int) -> Tensor:
 
 def zero(tensor: Tensor, visible: Tensor, only_not_finite: bool = False) -> Tensor:
     """Set rows that are not `visible`, (B or 1, H or 1, L), to 0, or only their non-finite entries."""
-    where = (~visible.unsqueeze(-1)).expand(*tensor.shape[:-1], 1)  # masked_fill broadcasts the mask, but not the tensor
+    where = (~visible.unsqueeze(-1)).expand(*tensor.shape[:-1], 1)  # masked_fill broadcasts only the mask
     return tensor.masked_fill(where & ~tensor.isfinite() if only_not_finite else where, 0.0)
 
 
