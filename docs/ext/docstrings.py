@@ -2,7 +2,7 @@
 
     Formula: …                 a line that begins with one of LABELS is a field; so is "Cost: …" after a full stop
     `mask`, `bias`: …          and one that begins with names is an item of the field Parameters, or Attributes
-    Args:, Returns:, Raises:   the sections of Google's style, as the same fields
+    Args:, Returns:, Cost:     the sections of Google's style, as the same fields
     anything else              stays a paragraph
 
 What stands in backticks is code, and a link where it is a public class or error, or has "clearhead." before it.
@@ -23,7 +23,7 @@ LABEL = re.compile(r"(Formula|Rule|Takes|Gives|Returns|Raises|Cost|Memory|Source
 LATER = re.compile(r"(?<=[.;]) (?=(?:Cost|Sources?|Raises|Returns|Gives)\b:? |(?:`\w+`(?:, | and )?)+: )")
 NAMES = re.compile(r"((?:`\w+`(?:, | and )?)+): (.*)")
 SPLIT = re.compile(r"(`\w+`(?:,| and|:))\n(?=\S)")  # a list of names that goes on in the next line
-SECTION = re.compile(r"(Args|Returns|Raises):\n ")
+SECTION = re.compile(r"(Args|Attributes|Returns|Yields|Raises|Formula|Cost|Memory|Sources?):\n ")
 # of a letter in a formula, as in w_ij, outside of backticks
 INDEX = re.compile(r"(`[^`]*`)|(?<!\\)\b([^\W_]+)\\_([a-zA-Z0-9]{1,2}|[bhijk]{3})(?![a-zA-Z0-9\\])")
 # a parameter, or the type of a property; before it is known which is shown, the short and the long name stand together
@@ -63,14 +63,14 @@ def fields(paragraph: str, parameters: set[str]) -> list[str]:
 
 
 def from_section(paragraph: str) -> list[str]:
-    """A section of Google's style, "Args:", "Returns:" or "Raises:" with indented lines, as a field."""
+    """A section of Google's style, such as "Args:" or "Cost:", with indented lines, as a field."""
     title, _, body = paragraph.partition("\n")
     items = [" ".join(item.split()) for item in re.split(r"\n(?! )", dedent(body))]
-    if title == "Returns:":
-        return ["", f":Returns: {escaped(' '.join(items))}"]
+    if title not in ("Args:", "Attributes:", "Raises:"):
+        return ["", f":{title} {indexed(escaped(' '.join(items)))}"]
     pairs = [item.partition(": ") for item in items]
     listed = [f"   - `{name}`: {indexed(escaped(text))}" for name, _, text in pairs]
-    return ["", ":Parameters:" if title == "Args:" else ":Raises:", *listed]
+    return ["", ":Parameters:" if title == "Args:" else f":{title}", *listed]
 
 
 def written(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
