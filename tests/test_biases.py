@@ -217,5 +217,5 @@ def test_records_of_a_function_are_detached_and_notice_writes():
         assert "detached" in repr(own)
         with torch.no_grad():
             height.mul_(-3.0)
-        with pytest.raises(ch.ClearheadError, match="was modified in place after it"):
+        with pytest.raises(ch.ClearheadError, match="was modified in place after the call"):
             own.dense()
