@@ -1,4 +1,4 @@
-"""The attention calls of a run, each judged when it has ended."""
+"""The given and the computed test of the attention calls of a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from clearhead.models.recordings.attention_call import AttentionCall
 
 
 class ExpectedCall(NamedTuple):
-    """An attention call of the model, without its tensors, and its expected mask. `shape`: (B, H, Lq, Lk)."""
+    """An attention call without its tensors, and the mask that is expected of it.
+
+    `shape`: (B, H, Lq, Lk). The other fields: see `Call`.
+    """
 
     name: str
     kind: Kind
@@ -28,8 +31,8 @@ class ExpectedCall(NamedTuple):
 class CallTests:
     """The given and the computed test of the attention calls of a run.
 
-    A call's tensors are not kept after it is judged. Where the masks are a dict by layer, all calls are judged at the
-    end: which layers a key of the dict names follows from all of them.
+    `add` judges a call and drops its tensors. Where the expected masks are a dict by layer, `finish` judges all calls:
+    a key such as −1 names a layer only if the number of layers is known.
     """
 
     def __init__(self, expected: Expected) -> None:
@@ -40,7 +43,10 @@ class CallTests:
         self.calls: list[ExpectedCall] = []
 
     def add(self, call: AttentionCall) -> None:
-        """Judge a call. An error is raised by `finish`: here it would pass through the model's own code."""
+        """Judge a call that has ended.
+
+        `finish` raises the error of a user's function: the model, which runs now, may catch errors.
+        """
         self._waiting.append(call)
         if not self._waits and self._error is None:
             try:
@@ -49,7 +55,7 @@ class CallTests:
                 self._error = error
 
     def finish(self) -> list[AuditTest]:
-        """The results of the given and of the computed test."""
+        """Return the results of the given and of the computed test."""
         if self._error is not None:
             raise self._error
         self._judge()

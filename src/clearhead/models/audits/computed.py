@@ -57,7 +57,7 @@ class ComputedTest:
                 self._findings.append(finding)
 
     def make_test(self) -> AuditTest:
-        """The result, of all calls."""
+        """Return the result for all calls."""
         if not self._examined:
             return AuditTest("computed", None, self._reason)
         if self._findings:

@@ -50,7 +50,7 @@ class GivenTest:
                 return
 
     def make_test(self) -> AuditTest:
-        """The result, of all calls."""
+        """Return the result for all calls."""
         found = tuple(self._findings)
         if not found:
             return AuditTest("given", True, f"each of {self._count} attention calls was given this mask")

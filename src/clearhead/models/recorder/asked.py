@@ -23,8 +23,8 @@ class Asked(NamedTuple):
     `keep`: the reductions, or None to keep query and key. `layers`: None takes all layers. `each`: a function that a
     survey calls with each call when it happens; then nothing of the call is kept. `own`: whether the calls of this
     thread alone are recorded, as functions do that run the model themselves: other threads may run it meanwhile. `who`:
-    the function, for messages. `judge`: a function that an audit calls with each call when it has ended. Then no call
-    is kept, none is compared with its record, and none's own mask says which keys are padding.
+    the function, for messages. `judge`: a function that an audit calls with each call when it has ended. Then the
+    recorder keeps no call, compares no output with its record, and reads no padding from a call's own mask.
     """
 
     keep: tuple[Reduction[Any], ...] | None
